@@ -6,7 +6,7 @@ An existing file is replaced only if multiring wrote it.
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multiring.errors import ArgumentError
@@ -28,23 +28,46 @@ def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], w
         ArgumentError: another file is at `path`; it is left unchanged.
         OSError: the file cannot be written; an existing file is left unchanged.
     """
-    require_replaceable(path, is_ours=is_ours, what=what)
-    if path.exists() and not path.is_file():
-        with path.open("wb") as device:
-            device.write(data)
-        return
-    path = Path(os.path.realpath(path))
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.new")
+    replace_files({path: data}, is_ours=is_ours, what=what)
+
+
+def replace_files(files: Mapping[Path, bytes], *, is_ours: Callable[[bytes], bool], what: str) -> None:
+    """Write files that belong together, each atomically, as `replace_file` does.
+
+    No file is replaced before the new contents of all are on the disk.
+
+    Args:
+        files: the new contents by the files' paths, in the order in which they are replaced.
+        is_ours: as of `replace_file`.
+        what: as of `replace_file`.
+
+    Raises:
+        ArgumentError: as of `replace_file`; all files are left unchanged.
+        OSError: a file cannot be written; all are left unchanged, unless the last step failed, a rename.
+    """
+    for path in files:
+        require_replaceable(path, is_ours=is_ours, what=what)
+    written: list[tuple[Path, Path]] = []
     try:
-        with beside.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            beside.chmod(stat.S_IMODE(path.stat().st_mode))
-        beside.replace(path)
+        for given, data in files.items():
+            if given.exists() and not given.is_file():
+                with given.open("wb") as device:
+                    device.write(data)
+                continue
+            path = Path(os.path.realpath(given))
+            beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.new")
+            written.append((beside, path))
+            with beside.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                beside.chmod(stat.S_IMODE(path.stat().st_mode))
+        for beside, path in written:
+            beside.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        for beside, _ in written:
+            beside.unlink(missing_ok=True)
         raise
 
 

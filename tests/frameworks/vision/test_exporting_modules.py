@@ -1,7 +1,9 @@
 """`multiring export`: a user's own torch module as an ONNX file that answers as the module does."""
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from multiring._cli import main
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.exporting import graphs, modules
-from multiring.vision.exporting.exported_files import read_exported, record_path
+from multiring.vision.exporting.exported_files import MARK, digest_of, read_exported, record_path, write_exported
 from multiring.vision.exporting.modules import export_module
 from multiring.vision.exporting.sessions import ExportedSession
 
@@ -134,6 +136,44 @@ def test_bad_samples_and_places_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is there already"):
         export_module(module, torch.ones(2, 3), path)
     assert path.read_bytes() == b"notes"
+
+
+def test_each_part_of_a_module_keeps_its_mode(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).train()
+    module[1].eval()
+    export_module(module, torch.ones(2, 3), tmp_path / "m.onnx")
+    assert [each.training for each in module.modules()] == [True, True, False]
+
+
+def test_answers_without_a_finite_number_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"output 'output' for inputs of .* has no finite number, so nothing can be"):
+        export_module(Other(lambda x: x * float("nan")), torch.ones(2, 3), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "exported_graph", lambda *_: pytest.fail("exported before the check"))
+    with pytest.raises(ArgumentError, match=r"there is no folder '.*/none'; make it, or give another name"):
+        export_module(Other(lambda x: x), torch.ones(2, 3), tmp_path / "none" / "m.onnx")
+
+
+def test_a_kill_between_the_two_files_keeps_the_former_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    made = export_module(Other(lambda x: x + 1), torch.ones(2, 3), path)
+    real, synced = os.fsync, []
+
+    def killed(file: int) -> None:
+        synced.append(file)
+        if len(synced) == 2:
+            raise KeyboardInterrupt
+        real(file)
+
+    graph = path.read_bytes() + MARK.encode()
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_exported(path, graph, replace(made, digest=digest_of(graph)))
+    assert read_exported(path)[1] == made
+    assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "m.onnx.json"}
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multiring._replacing import replace_file, require_replaceable
+from multiring._replacing import replace_files, require_replaceable
 from multiring._version import VERSION
-from multiring.errors import DataError
+from multiring.errors import ArgumentError, DataError
 from multiring.vision.models.description import ModelDescription
 
 _KEY = "multiring_export"
@@ -76,24 +76,25 @@ def require_export_place(path: Path) -> None:
     """Raise ArgumentError if an export may not be written to `path`.
 
     Raises:
-        ArgumentError: there is a folder, or a file that is no export.
+        ArgumentError: there is a folder, or a file that is no export, or the folder of `path` does not exist.
     """
+    if not path.parent.is_dir():
+        raise ArgumentError(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it, or give another name")
     require_replaceable(path, is_ours=_is_our_graph, what=_WHAT)
     require_replaceable(record_path(path), is_ours=_is_our_record, what=_WHAT)
 
 
 def write_exported(path: Path, graph: bytes, model: ExportedModel) -> None:
-    """Write both files, each atomically. An earlier export at `path` is replaced.
+    """Write both files, each atomically. An earlier export at `path` is replaced once both are on the disk.
 
-    A reader that meets the new ONNX file and the old JSON file refuses them, because the digests differ.
+    A reader that comes between the two renames refuses the files, because the digests differ.
 
     Raises:
         ArgumentError: a file that is no export is in the way. Nothing was written.
         OSError: a file cannot be written.
     """
     require_export_place(path)
-    replace_file(path, graph, is_ours=_is_our_graph, what=_WHAT)
-    replace_file(record_path(path), record_text(model).encode(), is_ours=_is_our_record, what=_WHAT)
+    replace_files({path: graph, record_path(path): record_text(model).encode()}, is_ours=_is_ours, what=_WHAT)
 
 
 def record_text(model: ExportedModel) -> str:
@@ -164,6 +165,10 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+
+
+def _is_ours(found: bytes) -> bool:
+    return _is_our_graph(found) or _is_our_record(found)
 
 
 def _is_our_graph(found: bytes) -> bool:

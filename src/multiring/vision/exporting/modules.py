@@ -43,13 +43,15 @@ def export_module(
         tolerance: the largest allowed difference of a number, relative to the largest number of the output, or 1.
 
     Raises:
-        ArgumentError: the samples are malformed, or a file that is no export is at `path`.
-        DataError: the module cannot be exported, or answers differ. Nothing was written.
+        ArgumentError: the samples are malformed, a file that is no export is at `path`, or its folder does not exist.
+        DataError: the module cannot be exported, its answers have no finite number, or answers differ. Nothing was
+            written.
     """
     named = _named_samples(module, samples)
     chosen = _dynamic(named, dynamic)
     require_export_place(path)
-    was_training = module.training
+    # Each part has its own state: a part that is frozen stays so.
+    were_training = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
         expected = _outputs(module, named)
@@ -64,7 +66,8 @@ def export_module(
         made = ExportedModel(kind="module", digest=digest_of(graph), inputs=inputs, outputs=outputs)
         figures = _compared(module, ExportedSession(graph, made), _cases(named, chosen), tolerance)
     finally:
-        module.train(was_training)
+        for each, was_training in were_training:
+            each.training = was_training
     made = replace(made, parity=figures)
     write_exported(path, graph, made)
     return made
@@ -149,6 +152,11 @@ def _compared(
                     f"module {value.dtype} {list(value.shape)}; nothing was written"
                 )
             if np.issubdtype(value.dtype, np.floating):
+                if value.size and not np.isfinite(value).any():
+                    raise DataError(
+                        f"output {name!r} for inputs of {shapes} has no finite number, so nothing can be compared: "
+                        "want samples for which the module gives numbers; nothing was written"
+                    )
                 difference = _difference(value, got)
                 largest = max(largest, difference)
                 is_alike = difference <= tolerance  # False for NaN
@@ -172,7 +180,5 @@ def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     finite = np.isfinite(expected)
     if not np.array_equal(expected[~finite], found[~finite], equal_nan=True):
         return float("inf")
-    if not finite.any():
-        return 0.0
     wide, got = expected[finite].astype(np.float64), found[finite].astype(np.float64)
     return float(np.abs(wide - got).max() / max(1.0, float(np.abs(wide).max())))
