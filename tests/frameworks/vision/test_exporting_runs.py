@@ -18,6 +18,8 @@ from multiring.vision.exporting import exported_files, graphs, runs
 from multiring.vision.exporting.exported_files import description_of, read_exported
 from multiring.vision.exporting.parity import AnswerComparison
 from multiring.vision.exporting.runs import export_run
+from multiring.vision.exporting.sessions import ExportedSession
+from multiring.vision.fitting.targets import labelled_parts
 from multiring.vision.models.answers import Prediction
 from multiring.vision.models.preprocessing import resize_pictures
 from multiring.vision.models.vision_model import VisionModel
@@ -112,10 +114,9 @@ def test_what_cannot_be_compared_is_refused(project: VisionProject, monkeypatch:
         export_run(project, "first", part="test")
     with pytest.raises(DataError, match=r"has no model\.json"):
         export_run(project, "second")
-    path = project.images()[0].path
     for path in (each.path for each in project.images()):
         project.set_labels(path, None, author="ann")
-    with pytest.raises(DataError, match="of the part 'val' is not labelled any more"):
+    with pytest.raises(DataError, match="part 'val' of split 'split' has no picture with labels for the kind 'class"):
         export_run(project, "first")
     for _ in project.images():
         project.undo("ann")
@@ -129,9 +130,96 @@ def test_what_cannot_be_compared_is_refused(project: VisionProject, monkeypatch:
     picture = project.folder / read_split(project).parts["val"][0]
     data = picture.read_bytes()
     picture.write_bytes(data[:60])
-    with pytest.raises(DataError, match="cannot be decoded"):
+    with pytest.raises(DataError, match="was changed since the last scan"):
         export_run(project, "first")
     picture.write_bytes(data)
+
+
+def test_pictures_count_as_in_the_training(project: VisionProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of another kind say nothing, and a picture without a label is left out, which is told."""
+    graph, _ = read_exported(project.runs / "first" / "model.onnx")
+    monkeypatch.setattr(runs, "exported_graph", lambda *_: graph)
+    first, second, third = read_split(project).parts["val"][:3]
+    labelling = project.labellings()[first].labels
+    assert labelling is not None
+    box = Box(class_name="disc", left=1, top=1, width=3, height=3)
+    project.set_labels(first, (*labelling, box), author="ann")
+    project.set_labels(second, None, author="ann")
+    project.set_labels(third, (box,), author="ann")
+    parity = export_run(project, "first").parity
+    assert (parity["pictures"], parity["metric_of_model"]) == (46, 100)
+    assert parity["left_out"] == {"no label for the kind classify": 1, "not labelled": 1}
+    for _ in range(3):
+        project.undo("ann")
+
+
+def test_a_description_changed_since_the_training_is_refused(
+    project: VisionProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = read_exported(project.runs / "first" / "model.onnx")
+    monkeypatch.setattr(runs, "exported_graph", lambda *_: graph)
+    description, split = project.runs / "first" / "model.json", read_split(project)
+    text = description.read_text()
+    assert export_run(project, "first").parity["labels_as_trained"] is None
+    labels = labelled_parts(project, split, "classify", ["train", "val"]).labels_digest
+    told = json.loads(text)
+    told = {**told, "digests": {**told["digests"], "labels": labels}, "scores": {"accuracy": 100.0}}
+    description.write_text(json.dumps(told))
+    parity = export_run(project, "first").parity
+    assert (parity["labels_as_trained"], parity["metric_of_training"]) == (True, 100)
+    assert parity["labels"] == labelled_parts(project, split, "classify", ["val"]).labels_digest
+    before = _files(project)
+    for change in ({"classes": told["classes"][::-1]}, {"mean": [0.9, 0.1, 0.9]}):
+        description.write_text(json.dumps({**told, **change}))
+        with pytest.raises(DataError, match=r"of its training: want at most 4\.2 points between them; model\.json was"):
+            export_run(project, "first")
+    description.write_text(json.dumps({**told, "digests": {**told["digests"], "labels": "0" * 64}}))
+    assert export_run(project, "first").parity["labels_as_trained"] is False
+    description.write_text(text)
+    export_run(project, "first")
+    assert set(_files(project)) == set(before)
+
+
+@pytest.mark.parametrize("of", ["export", "model"])
+def test_answers_that_are_not_finite_are_refused(
+    of: str, project: VisionProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = read_exported(project.runs / "first" / "model.onnx")
+    before = _files(project)
+    monkeypatch.setattr(runs, "exported_graph", lambda *_: graph)
+    run, forward = ExportedSession.run, VisionModel.forward
+    if of == "export":
+        monkeypatch.setattr(
+            ExportedSession, "run", lambda *all_: {name: each * np.nan for name, each in run(*all_).items()}
+        )
+    else:
+        monkeypatch.setattr(
+            VisionModel, "forward", lambda *all_: {name: each * np.nan for name, each in forward(*all_).items()}
+        )
+    with pytest.raises(DataError, match="probabilities that are not finite numbers"):
+        export_run(project, "first")
+    assert _files(project) == before
+
+
+def test_pictures_that_wait_are_bounded(project: VisionProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = read_exported(project.runs / "first" / "model.onnx")
+    monkeypatch.setattr(runs, "exported_graph", lambda *_: graph)
+    batches: list[tuple[int, ...]] = []
+    run = ExportedSession.run
+
+    def counted(session: ExportedSession, inputs: Any) -> Any:
+        batches.append(inputs["pixels"].shape)
+        return run(session, inputs)
+
+    monkeypatch.setattr(ExportedSession, "run", counted)
+    first = export_run(project, "first").parity
+    assert [each[0] for each in batches[:4]] == [1] * 4
+    assert max(each[0] for each in batches) == 8
+    batches.clear()
+    monkeypatch.setattr(runs, "_WAITING_PIXELS", 4000)  # a picture has 576 to 1881
+    assert export_run(project, "first").parity == first
+    assert sum(each[0] for each in batches) == 48
+    assert 4000 - 1881 < max(each[0] * each[1] * each[2] for each in batches) <= 4000 + 1881
 
 
 def test_the_command(

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from multiring.errors import DataError, UnsupportedError
-from multiring.vision.checks.split_files import read_split
+from multiring.errors import ArgumentError, DataError, UnsupportedError
+from multiring.training.options import read_options
+from multiring.training.run_folder import OPTIONS
+from multiring.vision.checks.split_files import ProjectSplit, read_split
 from multiring.vision.exporting.exported_files import (
     ExportedModel,
     description_of,
@@ -19,26 +21,37 @@ from multiring.vision.exporting.exported_files import (
     write_exported,
 )
 from multiring.vision.exporting.graphs import exported_graph
-from multiring.vision.exporting.parity import AnswerComparison
+from multiring.vision.exporting.parity import MOST_POINTS, AnswerComparison
 from multiring.vision.exporting.sessions import ExportedSession, graph_tensors
+from multiring.vision.fitting.classify_task import ACCURACY
+from multiring.vision.fitting.fit_options import VisionOptions
+from multiring.vision.fitting.samples import read_pixels
+from multiring.vision.fitting.targets import LabelledParts, LabelledSample, labelled_parts
 from multiring.vision.labels import Label
 from multiring.vision.models.answers import Prediction, predictions_of
-from multiring.vision.models.description import ModelDescription
+from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, load_model
-from multiring.vision.pictures import Pixels, read_picture
+from multiring.vision.pictures import Pixels
 from multiring.vision.project.folder import VisionProject
 
 GRAPH = "model.onnx"
 _DYNAMIC = {"classify": (0, 1, 2), "detect": (0, 1, 2), "segment": (0, 1, 2)}
 _BATCH = 8  # pictures of one size that the exported model gets at a time
+_ALONE = 4  # pictures that the exported model gets one by one
+_WAITING_PIXELS = 1 << 24
+_NEAR_TIES = 2  # pictures whose answer another device may have rounded otherwise
 _SIDE = 32  # of the pictures that the graph is traced with
+
+_Waiting = tuple[LabelledSample, Pixels]
 
 
 def export_run(project: VisionProject, run: str, *, path: Path | None = None, part: str = "val") -> ExportedModel:
     """Write the model of a run as an ONNX file with its preprocessing inside.
 
-    The graph takes uint8 pixels of any number of pictures of one size. Each picture of a part of the split is read,
-    and the file's answer is compared with the trained model's and with the labels.
+    The graph takes uint8 pixels of any number of pictures of one size. Each picture of a part of the split that has
+    labels for the model's kind is read, and the file's answer is compared with the trained model's and with the labels.
+    The figures state whether the labels are those of the training. If they are, the accuracy must be that of the
+    training too, so that a description that was changed since is refused.
 
     Args:
         project: the project with the labels.
@@ -48,8 +61,9 @@ def export_run(project: VisionProject, run: str, *, path: Path | None = None, pa
 
     Raises:
         DataError: the run has no model, the split has no such part or is not the one that the model was trained with,
-            a picture cannot be read, or answers differ. Nothing was written; an earlier file is as it was.
-        ArgumentError: a file that is no export is at `path`.
+            a picture cannot be read or was changed, or answers differ or are not finite. Nothing was written; an
+            earlier file is as it was.
+        ArgumentError: a file that is no export is at `path`, or its folder does not exist.
     """
     folder = project.runs / run
     model = load_model(folder)
@@ -58,7 +72,7 @@ def export_run(project: VisionProject, run: str, *, path: Path | None = None, pa
         raise UnsupportedError(f"a model of the kind {description.kind!r}: want one of {', '.join(_DYNAMIC)}")
     place = path or folder / GRAPH
     require_export_place(place)
-    pictures = _labelled(project, description, part)
+    data = _labelled(project, description, part)
     graph = exported_graph(model, {"pixels": _sample()}, {"pixels": _DYNAMIC[description.kind]}, _output_names(model))
     inputs, outputs = graph_tensors(graph)
     made = ExportedModel(
@@ -69,9 +83,13 @@ def export_run(project: VisionProject, run: str, *, path: Path | None = None, pa
         classes=description.classes,
         description=json.loads(description.to_json()),
     )
-    comparison = _compared(project, model, ExportedSession(graph, made), pictures)
-    figures = {"part": part, **comparison.figures(accuracy)}
-    made = replace(made, parity=figures)
+    comparison = _compared(model, ExportedSession(graph, made), data, data.parts[part])
+    figures = comparison.figures(accuracy)
+    told = _of_training(project, folder, description, part, data.split)
+    _require_trained_metric(figures, told)
+    left_out = dict(sorted(data.left_out.items()))
+    parity = {"part": part, **figures, **told, "labels": data.labels_digest, "left_out": left_out}
+    made = replace(made, parity=parity)
     write_exported(place, graph, made)
     return made
 
@@ -85,8 +103,8 @@ def accuracy(truths: Sequence[tuple[Label, ...]], answers: Sequence[Prediction])
     return 100.0 * sum(right) / len(right)
 
 
-def _labelled(project: VisionProject, description: ModelDescription, part: str) -> dict[str, tuple[Label, ...]]:
-    """Return the labels of the pictures to compare on, by path."""
+def _labelled(project: VisionProject, description: ModelDescription, part: str) -> LabelledParts:
+    """Return the samples to compare on, as a training and a scoring take them."""
     split = read_split(project, description.split)
     if (trained := description.digests.get("split", split.digest)) != split.digest:
         raise DataError(
@@ -98,54 +116,94 @@ def _labelled(project: VisionProject, description: ModelDescription, part: str) 
             f"split {split.name!r} has no pictures in the part {part!r}, only in {', '.join(split.parts)}: the "
             "exported model is compared on one of them"
         )
-    labellings = project.labellings()
-    labels = {path: labellings[path].labels for path in split.parts[part] if path in labellings}
-    found = {path: each for path, each in labels.items() if each is not None}
-    if missing := sorted(set(split.parts[part]) - set(found)):
+    return labelled_parts(project, split, description.kind, [part])
+
+
+def _of_training(
+    project: VisionProject, folder: Path, description: ModelDescription, part: str, split: ProjectSplit
+) -> dict[str, Any]:
+    """Return whether the labels are those of the training (None: not known), and its accuracy on this part, if any."""
+    told: dict[str, Any] = {"labels_as_trained": None}
+    try:
+        options = read_options(folder / OPTIONS, VisionOptions) if (folder / OPTIONS).exists() else {}
+    except (ArgumentError, ValueError, OSError):
+        return told
+    train, val = (str(options.get(name, default)) for name, default in (("train", "train"), ("val", "val")))
+    if "labels" in description.digests:
+        try:
+            found = labelled_parts(project, split, description.kind, [each for each in (train, val) if each])
+            told["labels_as_trained"] = found.labels_digest == description.digests["labels"]
+        except DataError:
+            return told  # pictures of the training may be elsewhere
+    # The scores of the other kinds are no share of right pictures.
+    if description.kind == "classify" and part == val and ACCURACY in description.scores:
+        told["metric_of_training"] = float(description.scores[ACCURACY])
+    return told
+
+
+def _require_trained_metric(figures: Mapping[str, float], told: Mapping[str, Any]) -> None:
+    """Raise DataError if a model is not as good on the same labels as it was at the end of its training."""
+    if not told["labels_as_trained"] or "metric_of_training" not in told:
+        return
+    found, trained = figures["metric_of_model"], told["metric_of_training"]
+    # The training may have run on a device that rounds otherwise, which decides near ties.
+    most = max(MOST_POINTS, 100.0 * _NEAR_TIES / figures["pictures"])
+    if not abs(found - trained) <= most:
         raise DataError(
-            f"picture {missing[0]!r} of the part {part!r} is not labelled any more: label it, or split anew"
+            f"the run's model has an accuracy of {found:.2f} % on the labels with which it had {trained:.2f} % at the "
+            f"end of its training: want at most {most:.2g} points between them; {DESCRIPTION} was changed since, so "
+            "put the right one back or train again; no file was written"
         )
-    return found
 
 
 def _compared(
-    project: VisionProject, model: VisionModel, session: ExportedSession, pictures: Mapping[str, tuple[Label, ...]]
+    model: VisionModel, session: ExportedSession, data: LabelledParts, samples: Sequence[LabelledSample]
 ) -> AnswerComparison:
     """Compare the answers for all pictures.
 
-    The trained model gets each picture alone, as it is read. The exported one gets pictures of one size together, as
-    a server does.
+    The trained model gets each picture alone, as it is read. The exported one gets the first ones alone, and then
+    pictures of one size together, as a server does.
     """
     comparison = AnswerComparison()
-    waiting: dict[tuple[int, ...], list[tuple[str, Pixels]]] = {}
-    for path in pictures:
-        pixels = read_picture(project.folder / path).pixels
+    waiting: dict[tuple[int, ...], list[_Waiting]] = {}
+    for number, sample in enumerate(samples):
+        pixels = read_pixels(data.folder, sample.path, sample.digest)
+        if number < _ALONE:
+            _compare(comparison, model, session, [(sample, pixels)])
+            continue
         same = waiting.setdefault(pixels.shape, [])
-        same.append((path, pixels))
+        same.append((sample, pixels))
         if len(same) == _BATCH:
-            _compare(comparison, model, session, waiting.pop(pixels.shape), pictures)
+            _compare(comparison, model, session, waiting.pop(pixels.shape))
+        while sum(map(_size, waiting.values())) > _WAITING_PIXELS:
+            largest = max(waiting, key=lambda shape: _size(waiting[shape]))
+            _compare(comparison, model, session, waiting.pop(largest))
     for same in waiting.values():
-        _compare(comparison, model, session, same, pictures)
+        _compare(comparison, model, session, same)
     return comparison
+
+
+def _size(same: Sequence[_Waiting]) -> int:
+    """Return how many pixels wait in a list of pictures of one size."""
+    return sum(pixels.size // 3 for _, pixels in same)
 
 
 def _compare(
     comparison: AnswerComparison,
     model: VisionModel,
     session: ExportedSession,
-    same: Sequence[tuple[str, Pixels]],
-    pictures: Mapping[str, tuple[Label, ...]],
+    same: Sequence[_Waiting],
 ) -> None:
     arrays = session.run({"pixels": np.stack([pixels for _, pixels in same])})
     described = description_of(session.model, "the exported model")
-    for number, ((path, pixels), found) in enumerate(zip(same, predictions_of(described, arrays), strict=True)):
+    for number, ((sample, pixels), found) in enumerate(zip(same, predictions_of(described, arrays), strict=True)):
         with torch.no_grad():
             answers = {name: each.numpy() for name, each in model(torch.from_numpy(pixels[None])).items()}
         [expected] = predictions_of(model.description, answers)
         if "probabilities" in answers:
             difference = float(np.abs(answers["probabilities"][0] - arrays["probabilities"][number]).max())
             comparison.largest_difference = max(comparison.largest_difference, difference)
-        comparison.add(path, pictures[path], expected, found)
+        comparison.add(sample.path, sample.labels, expected, found)
 
 
 def _sample() -> torch.Tensor:
