@@ -170,9 +170,11 @@ def test_a_consequence_without_a_cause_is_blamed_after_a_moment(launch: Launcher
         assert ("rank 1 had ended normally" in running.err) == (others == "exit 0")
 
 
-def test_a_rank_that_ignores_being_asked_is_killed_within_the_promise(launch: Launcher) -> None:
-    deaf = "trap '' TERM; while :; do sleep 0.1; done"
-    running = launch("-n", "2", *sh(f"[ $MULTIRING_RANK = 1 ] && {{ echo go; exit 3; }}; {deaf}"))
+def test_a_rank_that_ignores_being_asked_is_killed_within_the_promise(launch: Launcher, tmp_path: Path) -> None:
+    is_deaf = tmp_path / "deaf"
+    deaf = f"trap '' TERM; touch {is_deaf}; while :; do sleep 0.1; done"
+    failing = f"until [ -e {is_deaf} ]; do sleep 0.05; done; echo go; exit 3"
+    running = launch("-n", "2", *sh(f"[ $MULTIRING_RANK = 1 ] && {{ {failing}; }}; {deaf}"))
     running.wait_for_lines(1)
     begin = time.monotonic()
     assert running.finish() == 3
