@@ -78,9 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser = vision_models.add_action(actions, name, text)
     parser.add_argument("folder", type=Path, help="the project's folder")
-    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     return parser
 
 

@@ -17,12 +17,14 @@ from multiring.vision.project.folder import VisionProject
 
 def add_actions(actions: Any) -> None:
     """Declare the actions' arguments."""
-    exporting = _action(actions, "export-model", "write the model of a run as an ONNX file, if it answers as the model")
+    exporting = add_action(
+        actions, "export-model", "write the model of a run as an ONNX file, if it answers as the model"
+    )
     exporting.add_argument("folder", type=Path, help="the project's folder")
     exporting.add_argument("run", help="the name of the run in the folder's runs")
     exporting.add_argument("--out", type=Path, metavar="FILE", help="the file (default: model.onnx of the run)")
     exporting.add_argument("--part", default="val", help="the part of the split to compare on (default val)")
-    predicting = _action(actions, "predict", "answer for pictures and videos; also under `multiring run`")
+    predicting = add_action(actions, "predict", "answer for pictures and videos; also under `multiring run`")
     predicting.add_argument("model", type=Path, help="an exported model.onnx, or a run's folder, which torch runs")
     predicting.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="pictures, folders and videos")
     predicting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write, a new one")
@@ -30,7 +32,7 @@ def add_actions(actions: Any) -> None:
     predicting.add_argument("--every", type=int, default=1, metavar="N", help="of videos, each Nth frame (default 1)")
     predicting.add_argument("--threads", type=int, default=1, metavar="N", help="threads of a rank's model (default 1)")
 
-    serving = _action(actions, "serve", "answer over HTTP by the Open Inference Protocol, and for pictures")
+    serving = add_action(actions, "serve", "answer over HTTP by the Open Inference Protocol, and for pictures")
     serving.add_argument(
         "models",
         nargs="+",
@@ -58,7 +60,8 @@ _LIMITS: dict[str, tuple[type, str, str]] = {
 }
 
 
-def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
+def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Declare an action whose result can be printed as JSON, and return its parser."""
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     return parser
