@@ -199,6 +199,13 @@ class Foreign:
         self.array, self.ready = array, ready
 
 
+def device_buffer(driver: CudaDriver, array: Any, imports: c_void_p, *, writes: bool) -> Buffer:
+    """Return the device memory of an engine's array, or of another library's by `foreign_buffer`."""
+    if isinstance(array, CudaArray):
+        return Buffer(array.address, array.shape, _row_major(array.shape), array.dtype, array)
+    return foreign_buffer(driver, array, imports, writes=writes)
+
+
 def foreign_buffer(driver: CudaDriver, array: Any, imports: c_void_p, *, writes: bool) -> Buffer:
     """Return the memory of an array that supports DLPack or `__cuda_array_interface__`.
 
@@ -262,11 +269,6 @@ def _interface_of(array: Any) -> Imported:
     given = told.get("strides")
     strides = None if given is None else tuple(each // dtype.itemsize for each in given)
     return Imported(address, -1, tuple(told["shape"]), strides, dtype.name, is_read_only, None)
-
-
-def own_buffer(array: CudaArray) -> Buffer:
-    """Return the memory of an array of the engine."""
-    return Buffer(array.address, array.shape, _row_major(array.shape), array.dtype, array)
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.engines.contract import RevokedError, RunningOperation
-from multiring._runtime.engines.cuda_arrays import CudaArray, foreign_buffer, own_buffer
+from multiring._runtime.engines.cuda_arrays import CudaArray, device_buffer
 from multiring._runtime.engines.cuda_driver import DRIVER
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator, check_reduction, new_name
 from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
@@ -100,9 +100,7 @@ class NcclEngine(NcclFailures):
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
         """Return the device memory of an array of this engine, or of one with DLPack or `__cuda_array_interface__`."""
-        if isinstance(array, CudaArray):
-            return own_buffer(array)
-        return foreign_buffer(self._device.driver, array, self._device.imports, writes=writes)
+        return device_buffer(self._device.driver, array, self._device.imports, writes=writes)
 
     def start(self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> NcclOperation:
         """Start an operation on which all ranks have agreed. NCCL, not `plan`, decides how data travel."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.engines.contract import RevokedError, RunningOperation
-from multiring._runtime.engines.cuda_arrays import CudaArray, DeviceBlocks, foreign_buffer, own_buffer
+from multiring._runtime.engines.cuda_arrays import CudaArray, DeviceBlocks, device_buffer
 from multiring._runtime.engines.cuda_driver import DRIVER, CudaDriver, CudaError, CudaEvent
 from multiring._runtime.engines.nccl_device import have_wait, ready_of
 from multiring._runtime.engines.pinned_memory import PinnedMemory, block_at
@@ -174,9 +174,7 @@ class StagedEngine:
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
         """Return the device memory of an array of this engine, or of one with DLPack or `__cuda_array_interface__`."""
-        if isinstance(array, CudaArray):
-            return own_buffer(array)
-        return foreign_buffer(self._device.driver, array, self._device.imports, writes=writes)
+        return device_buffer(self._device.driver, array, self._device.imports, writes=writes)
 
     def start(
         self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]
