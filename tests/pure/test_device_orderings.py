@@ -143,6 +143,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
         CALLS,
         "elements compared before their copies",
     ),
+    "_runtime/engines/staged.py _Staging.let_go: copied.query": (STAGED, "memory let go under the copy back"),
     "_runtime/engines/staged.py _Staging._bring: self._driver.wait_on": (STAGED, "copy to the host before the inputs"),
     "_runtime/engines/staged.py _Staging._bring: _Copied.synchronize": (STAGED, "host before the copy"),
     "_runtime/engines/staged.py _Staging._copy: self._driver.record": (STAGED, "copies that have happened at once"),

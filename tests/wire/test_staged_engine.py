@@ -209,6 +209,17 @@ def values_are_right(here: Here, group: Group) -> bool:
     return is_right
 
 
+def memory_is_kept(here: Here, group: Group) -> bool:
+    """Drop an operation and its array at once, and make new arrays while its copies are under way."""
+    del here
+    group.broadcast_async(device_array(group, np.zeros(100)))
+    others = []
+    for _ in range(LATE_US * 3 // 1000):
+        others.append(device_array(group, np.full(100, 5.0)))
+        time.sleep(0.001)
+    return all((each.get() == 5).all() for each in others)
+
+
 Program = Callable[[Here, Group], bool]
 MUTANTS: dict[str, tuple[Program, Any, str, list[str], Any]] = {
     "copy to the host before the inputs": (
@@ -238,6 +249,13 @@ MUTANTS: dict[str, tuple[Program, Any, str, list[str], Any]] = {
         CudaDriver,
         "has_happened",
         ["_Copied.query: self._driver.has_happened"],
+        True,
+    ),
+    "memory let go under the copy back": (
+        memory_is_kept,
+        staged._Copied,
+        "query",
+        ["_Staging.let_go: copied.query"],
         True,
     ),
 }

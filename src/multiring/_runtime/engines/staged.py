@@ -10,7 +10,8 @@ Verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 import threading
 import time
 import weakref
-from queue import SimpleQueue
+from collections import deque
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -209,6 +210,28 @@ class _Staging:
 
     def __init__(self, host: "Group", device: StagedDevice) -> None:
         self._host, self._device, self._driver = host, device, device.driver
+        self._kept: deque[tuple[StagedOperation, _Copied]] = deque()
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether results are still on their way to the device."""
+        return bool(self._kept)
+
+    def let_go(self) -> None:
+        """Drop the operations whose results the device has.
+
+        The caller may have dropped every other reference to their memory. Without this one, another array would get it
+        under the copy.
+        """
+        while self._kept:
+            _, copied = self._kept[0]
+            try:
+                if not copied.query():
+                    return
+            except CudaError:  # the device has an error that stays; this thread must live to report it
+                self._kept.clear()
+                return
+            self._kept.popleft()
 
     def enter(self) -> None:
         """Prepare this thread."""
@@ -229,7 +252,9 @@ class _Staging:
             assert target is not None  # noqa: S101
             name = request.collective.value
             calls.run(calls.next(name), f"staged {name}", request, (source, target), None, waits=True).wait()
-            operation.end(self._copy("cuMemcpyHtoDAsync_v2", operation.buffers[1], target))
+            event = self._copy("cuMemcpyHtoDAsync_v2", operation.buffers[1], target)
+            self._kept.append((operation, _Copied(self._driver, event)))
+            operation.end(event)
         except Exception as error:  # noqa: BLE001 -- `wait` raises it
             operation.end(None, error)
 
@@ -275,6 +300,17 @@ class _Staging:
 
 def _run_all(posted: "SimpleQueue[StagedOperation | None]", work: _Staging) -> None:
     work.enter()
-    while (operation := posted.get()) is not None:
+    while True:
+        try:
+            operation = posted.get(timeout=_LONGEST_S if work.is_keeping else None)
+        except Empty:
+            work.let_go()
+            continue
+        if operation is None:
+            break
         work.run(operation)
         del operation  # otherwise its memory would live until the next one comes
+        work.let_go()
+    while work.is_keeping:
+        time.sleep(_LONGEST_S)
+        work.let_go()
