@@ -28,6 +28,7 @@ LAYERS = (
     "convergence",
     "_runtime",
     "_exchanges",
+    "_simulator",
     "planner",
     "_collectives | _agreement | trace",
     "_schedule",

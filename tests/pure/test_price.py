@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.support.schedules import all_moves, frame_on
+from tests.support.schedules import frame_on
 
 from multiring._collectives import TABLE, build
-from multiring._schedule import Collective, Schedule, Way, least, price
-from multiring._schedule.price import representative, steps_of
+from multiring._schedule import Collective, Schedule, Way, Wire, least, price
+from multiring._schedule.price import loads, representative
 from multiring._schedule.timing import last_end
+from multiring._simulator import seconds_of_all
 from multiring._topology import SHM, TCP, Link
 from multiring.errors import ScheduleError
 
@@ -28,17 +29,8 @@ def _ways(links: Sequence[Link]) -> list[Way]:
 
 
 def _price_of_all(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
-    """Return when the last rank ends, from all ranks' moves and all segments, without using symmetry."""
-
-    def routing(rank: int, peer: int) -> tuple[int, int, int]:
-        here, there = schedule.frame.coordinates_of(rank), schedule.frame.coordinates_of(peer)
-        (axis,) = [each for each, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]
-        return axis, rank, peer
-
-    blocks = 1 if schedule.collective is Collective.BROADCAST else schedule.ranks
-    itself = {rank: rank for rank in range(schedule.ranks)}
-    programs = [steps_of(rank, moves, routing, itself) for rank, moves in sorted(all_moves(schedule).items())]
-    return last_end(programs, ways, size_bytes / blocks / segments, segments)
+    """Return when the last of all ranks ends, if each has the same ways."""
+    return seconds_of_all(schedule, size_bytes, [ways] * schedule.ranks, segments)
 
 
 @pytest.mark.parametrize("grid", [(1,), (2,), (5,), (13,), (1, 1), (2, 3), (4, 4), (3, 1, 2), (2, 2, 2, 2)], ids=str)
@@ -81,7 +73,7 @@ def test_many_segments_cost_what_the_events_say(algorithm: str, grid: tuple[int,
     for segments in (16, 33, 100):
         for segment_bytes in (1 << 12, 1 << 16, 1 << 20):
             size_bytes = segment_bytes * segments
-            events = last_end((representative(schedule),), ways, segment_bytes / schedule.ranks, segments)
+            events = last_end((representative(schedule),), (ways,), segment_bytes / schedule.ranks, segments)
             assert price(schedule, size_bytes, ways, segments) == pytest.approx(events, rel=0.03)
 
 
@@ -197,3 +189,36 @@ def test_an_exchange_costs_its_closed_form(p: int) -> None:
         link = LINKS[0]
         want = _sent(p - 1, n, link) + 2 * n / link.reduce_bytes_per_s
         assert price(schedule, n, [link]) == pytest.approx(want, rel=1e-12)
+
+
+def _steps_counted(schedule: Schedule) -> tuple[list[int], list[float], list[float]]:
+    kinds = len(schedule.grid) + bool(schedule.frame.joined)
+    messages, chunks, written = [0] * kinds, [0.0] * kinds, [0.0] * kinds
+    for step in representative(schedule):
+        for message in step.sends:
+            messages[message.axis] += 1
+            chunks[message.axis] += step.chunks * step.carried
+        if step.axis >= 0:
+            written[step.axis] += step.chunks
+    return messages, chunks, written
+
+
+@pytest.mark.parametrize("grid", [(1,), (2, 3), (3, 1, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_the_bound_counts_the_steps_of_the_representative(
+    collective: Collective, algorithm: str, grid: tuple[int, ...]
+) -> None:
+    schedule = build(algorithm, frame_on(collective, grid))
+    assert loads(schedule) == _steps_counted(schedule)
+
+
+@pytest.mark.parametrize("grid", [(1,), (2, 3), (3, 1, 2)], ids=str)
+def test_the_bound_counts_joining_ranks_and_coded_axes(grid: tuple[int, ...]) -> None:
+    frame, ranks = frame_on(Collective.ALL_REDUCE, grid), math.prod(grid)
+    joined = replace(frame, joined=((ranks, 0), (ranks + 1, ranks - 1), (ranks + 2, ranks - 1)))
+    for schedule in (
+        *(build(algorithm, joined) for algorithm in ("ring", "direct", "exchange")),
+        build("direct", replace(frame, wires=(Wire.INT8,) * len(grid))),
+    ):
+        for counted, wanted in zip(loads(schedule), _steps_counted(schedule), strict=True):
+            assert counted == pytest.approx(wanted, rel=1e-12)

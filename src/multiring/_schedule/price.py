@@ -12,9 +12,12 @@ the same messages as the rank itself sends to offset +d. Therefore the moves of 
 ranks join the grid, the representative is a rank with the most joining ranks, which are timed beside it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+
+import numpy as np
 
 from multiring._schedule.expand import expand
 from multiring._schedule.kinds import Collective, Kind, Wire
@@ -59,13 +62,14 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
         return _price_broadcast(schedule, size_bytes / segments, known, segments)
     chunk_bytes = size_bytes / segments / schedule.frame.blocks
     steps = (representative(schedule), *_joining(schedule))
-    affordable = max(2, _MOST_MESSAGES // max(1, sum(_loads(schedule)[0])))
+    affordable = max(2, _MOST_MESSAGES // max(1, sum(loads(schedule)[0])))
     # Lanes that mostly wait process their segments in waves, so the extrapolated segments are whole waves.
     timed = segments if segments <= affordable else min(MOST_LANES + segments % MOST_LANES, affordable)
-    found = last_end(steps, known, chunk_bytes, timed)
+    ways_of_ranks = (known,) * len(steps)
+    found = last_end(steps, ways_of_ranks, chunk_bytes, timed)
     if timed == segments:
         return found
-    waiting_s = last_end(steps, known, chunk_bytes, 1) / MOST_LANES
+    waiting_s = last_end(steps, ways_of_ranks, chunk_bytes, 1) / MOST_LANES
     working_s = least(schedule, size_bytes, known, segments) / segments
     return found + (segments - timed) * max(waiting_s, working_s)
 
@@ -75,7 +79,7 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
     chunk_bytes = size_bytes / segments / schedule.frame.blocks
     if schedule.collective is Collective.BROADCAST:
         return 0.0
-    messages, chunks, written = _loads(schedule)
+    messages, chunks, written = loads(schedule)
     handled: dict[int, float] = {}
     wired: dict[int, float] = {}
     uplink_s = 0.0
@@ -88,17 +92,29 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
 
 
 @lru_cache(maxsize=512)
-def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
+def loads(schedule: Schedule) -> tuple[list[int], list[float], list[float]]:
     """Return, by axis, the messages that a rank sends in a segment, the chunks on the wire, and the chunks written."""
-    kinds = _kinds_of_way(schedule)
-    messages, chunks, written = [0] * kinds, [0.0] * kinds, [0] * kinds
-    for step in representative(schedule):
-        for message in step.sends:
-            messages[message.axis] += 1
-            chunks[message.axis] += step.chunks * step.carried
-        if step.axis >= 0:
-            written[step.axis] += step.chunks
-    return messages, chunks, written
+    kinds, rank = _kinds_of_way(schedule), _represents(schedule)
+    moves = expand(replace(schedule.frame, shares=(1,)), schedule.phases, rank)
+    axis_of = np.full(schedule.ranks, len(schedule.grid))  # ranks on no line through this rank join it
+    for axis in range(len(schedule.grid)):
+        axis_of[schedule.frame.line_of(rank, axis)] = axis
+    row = np.repeat(np.arange(len(moves)), np.diff(moves.peer_start))
+    to_others = moves.peers != rank
+    row, axes = row[to_others], axis_of[moves.peers[to_others]]
+    is_send, is_coded = moves.kind == Kind.SEND, moves.wire != Wire.NONE
+    sent = is_send[row]
+    carried = np.array([_CARRIED[wire] for wire in sorted(Wire)])[moves.wire]
+    messages = np.bincount(axes[sent], minlength=kinds)
+    chunks = np.bincount(axes[sent], (moves.span * carried)[row[sent]], minlength=kinds)
+    peers, first = np.unique(row, return_index=True)
+    axis_of_move = np.zeros(len(moves), np.intp)  # a local copy counts for the first axis
+    axis_of_move[peers] = axes[first]
+    is_alone = np.ones(len(moves), np.bool_)
+    is_alone[peers] = False
+    writes = is_coded | (~is_send & (is_alone | (moves.kind == Kind.REDUCE)))
+    written = np.bincount(axis_of_move[writes], moves.span[writes], minlength=kinds)
+    return messages.tolist(), chunks.tolist(), written.tolist()
 
 
 @lru_cache(maxsize=512)
@@ -140,7 +156,8 @@ def _represents(schedule: Schedule) -> int:
     """Return the rank with the most work: the first rank with the most joining ranks."""
     if not schedule.frame.joined:
         return schedule.order[0]
-    return max(schedule.order, key=lambda rank: len(schedule.frame.joined_to(rank)))
+    joining = Counter(partner for _, partner in schedule.frame.joined)
+    return max(schedule.order, key=joining.__getitem__)
 
 
 def _kinds_of_way(schedule: Schedule) -> int:
@@ -156,7 +173,9 @@ def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int]) -> tuple[TimedStep, ...]:
+def steps_of(
+    rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int] | Sequence[int]
+) -> tuple[TimedStep, ...]:
     """Return the timed steps of `moves`, the moves of `rank`.
 
     `index_of` maps peers to indices of timed ranks.
@@ -188,8 +207,9 @@ def _price_broadcast(schedule: Schedule, size_bytes: float, ways: Sequence[Way],
             steps_of(at, phase.pattern.program(ranks, at), lambda at, peer: (0, at, peer), {r: r for r in range(ranks)})
             for at in range(ranks)
         ]
-        one = last_end(programs, [replace(way, port=0)], size_bytes, 1)
+        alone = ((replace(way, port=0),),) * ranks
+        one = last_end(programs, alone, size_bytes, 1)
         total += one
         if segments > 1:
-            paces[way.port] += last_end(programs, [replace(way, port=0)], size_bytes, 2) - one
+            paces[way.port] += last_end(programs, alone, size_bytes, 2) - one
     return total + (segments - 1) * max(paces)

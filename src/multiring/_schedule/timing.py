@@ -1,8 +1,8 @@
-"""Simulate several ranks that run several segments at once: the events in order of time.
+"""Simulate ranks that run several segments at once: the events in order of time.
 
-A port handles a message, then puts it on the wire while it handles the next message. The message then passes the uplink
-between racks, if there is one, and travels for the latency. At the receiver it passes the wire, then the port. A rank
-runs its segments as lanes: it serves the oldest segment that can proceed, and does one thing at a time.
+A port handles a message, then puts it on the wire while it handles the next message. The message then passes the links
+that ranks share, if there are any, and travels for the latency. At the receiver it passes the wire, then the port. A
+rank runs its segments as lanes: it serves the oldest segment that can proceed, and does one thing at a time.
 docs/algorithms.md has the model.
 """
 
@@ -19,15 +19,19 @@ MOST_LANES = 16  # the native executor runs at most this many lanes at once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """The links that a message along an axis passes.
+    """The links that a rank's messages along an axis pass.
 
     `link` has the constants; its bandwidth is this rank's part of the link. Axes with the same `port` share a rank's
     physical port. Messages between racks also pass an uplink; `uplink_bytes_per_s` is this rank's part of the uplink.
+    `leaves` and `enters` are indices of links that ranks share: those that the messages of this rank pass after its
+    wire, and those that messages to this rank pass before its wire, each in this order.
     """
 
     link: Link
     port: int
     uplink_bytes_per_s: float | None = None
+    leaves: tuple[int, ...] = ()
+    enters: tuple[int, ...] = ()
 
 
 class StepMessage(NamedTuple):
@@ -48,13 +52,24 @@ class TimedStep(NamedTuple):
     carried: float = 1.0  # encoded bytes / bytes of the chunks
 
 
-def last_end(programs: Sequence[Sequence[TimedStep]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
+def last_end(
+    programs: Sequence[Sequence[TimedStep]],
+    ways: Sequence[Sequence[Way]],
+    chunk_bytes: float,
+    segments: int,
+    shared_bytes_per_s: Sequence[float] = (),
+) -> float:
     """Return the time in seconds at which the last rank is done with all segments.
 
-    All chunks have one size.
+    Args:
+        programs: the steps of each rank.
+        ways: for each rank, its Way on each axis.
+        chunk_bytes: the size of a chunk; all chunks have one size.
+        segments: the number of pieces that run through the programs.
+        shared_bytes_per_s: the rate of each link that ranks share. Messages pass it in the order in which their first
+            bytes reach it.
     """
-    run = _Run(programs, ways, chunk_bytes, segments)
-    return run.end()
+    return _Run(programs, ways, chunk_bytes, segments, shared_bytes_per_s).end()
 
 
 class _Lane:
@@ -84,18 +99,43 @@ class _Rank:
         self.arrived: list[dict[int, deque[float]]] = [{} for _ in range(segments)]
 
 
+class _Message:
+    """A message under way: when its first and its last byte are, or will be, where it is.
+
+    `slowest_s` is its time on the slowest link that it has passed.
+    """
+
+    __slots__ = ("axis", "first_s", "last_s", "left", "queue", "segment", "size_bytes", "slowest_s", "to")
+
+    def __init__(self, to: int, segment: int, queue: int, axis: int, size_bytes: float) -> None:
+        self.to = to
+        self.segment = segment
+        self.queue = queue
+        self.axis = axis
+        self.size_bytes = size_bytes
+        self.left: tuple[int, ...] = ()  # the shared links that it has not passed
+        self.first_s = self.last_s = self.slowest_s = 0.0
+
+
 class _Run:
     def __init__(
-        self, programs: Sequence[Sequence[TimedStep]], ways: Sequence[Way], chunk_bytes: float, segments: int
+        self,
+        programs: Sequence[Sequence[TimedStep]],
+        ways: Sequence[Sequence[Way]],
+        chunk_bytes: float,
+        segments: int,
+        shared_bytes_per_s: Sequence[float],
     ) -> None:
-        ports = max((way.port for way in ways), default=0) + 1
+        ports = max((way.port for own in ways for way in own), default=0) + 1
         self.lanes = min(segments, MOST_LANES)
         self.segments = segments
         self.ranks = [_Rank(steps, ports, self.lanes, segments) for steps in programs]
         self.ways = ways
         self.chunk_bytes = chunk_bytes
-        # (time, a number that keeps the order of equal times, rank, message: (segment, queue, axis, bytes) or None)
-        self.events: list[tuple[float, int, int, tuple[int, int, int, float] | None]] = []
+        self.shared_bytes_per_s = shared_bytes_per_s
+        self.shared_free = [0.0] * len(shared_bytes_per_s)
+        # (time, a number that keeps the order of equal times, rank, its message, or None if the rank continues)
+        self.events: list[tuple[float, int, int, _Message | None]] = []
         self.count = 0
 
     def end(self) -> float:
@@ -105,31 +145,54 @@ class _Run:
             time, _, index, message = heappop(self.events)
             rank = self.ranks[index]
             if message is not None:
-                self._deliver(time, index, message)
+                if message.left:
+                    self._pass_shared(message)
+                else:
+                    self._deliver(time, message)
             elif time >= rank.now:
                 rank.now = time
                 self._work(index)
         return max(rank.now for rank in self.ranks)
 
-    def _push(self, time: float, rank: int, message: tuple[int, int, int, float] | None) -> None:
+    def _push(self, time: float, rank: int, message: _Message | None) -> None:
         self.count += 1
         heappush(self.events, (time, self.count, rank, message))
 
-    def _deliver(self, time: float, index: int, message: tuple[int, int, int, float]) -> None:
+    def _pass_shared(self, message: _Message) -> None:
+        """Pass a message through the next link that it shares with other messages, at the time of its first byte.
+
+        The link is busy for the message's bytes at its own rate, so that several slower wires together can fill it. It
+        forwards while it receives: from then on, the bytes follow each other at the slowest rate that they have met.
+        """
+        index = message.left[0]
+        message.left = message.left[1:]
+        busy_s = message.size_bytes / self.shared_bytes_per_s[index]
+        self.shared_free[index] = max(message.first_s, self.shared_free[index]) + busy_s
+        message.last_s = max(message.last_s, self.shared_free[index])
+        message.slowest_s = max(message.slowest_s, busy_s)
+        message.first_s = message.last_s - message.slowest_s
+        self._forward(message)
+
+    def _forward(self, message: _Message) -> None:
+        """Schedule a message's arrival at the next shared link, or else at its receiver."""
+        self._push(message.first_s if message.left else message.last_s, message.to, message)
+
+    def _deliver(self, time: float, message: _Message) -> None:
         """Pass a message through the receiver's port, and schedule the receiver's next event after it."""
-        segment, queue, axis, size_bytes = message
-        rank, way = self.ranks[index], self.ways[axis]
+        index = message.to
+        rank, way = self.ranks[index], self.ways[index][message.axis]
         link = way.link
-        through = max(time, rank.in_free[way.port] + size_bytes / link.bandwidth_bytes_per_s)
+        begun = max(rank.in_free[way.port], message.first_s)
+        through = max(time, begun + message.size_bytes / link.bandwidth_bytes_per_s)
         rank.in_free[way.port] = through
         there = max(through, rank.in_handled[way.port] + link.overhead_s)
         rank.in_handled[way.port] = there
-        rank.arrived[segment].setdefault(queue, deque()).append(there)
+        rank.arrived[message.segment].setdefault(message.queue, deque()).append(there)
         self._push(max(there, rank.now), index, None)
 
     def _work(self, index: int) -> None:
         """Run all steps that a rank can run now. After a step that takes time, schedule the rest for its end."""
-        rank = self.ranks[index]
+        rank, ways = self.ranks[index], self.ways[index]
         for lane in rank.lanes:
             while lane.segment < self.segments:
                 if lane.at == len(rank.steps):
@@ -144,9 +207,9 @@ class _Run:
                     arrived[queue].popleft()
                 lane.at += 1
                 if step.axis >= 0:
-                    rank.now += step.chunks * self.chunk_bytes / self.ways[step.axis].link.reduce_bytes_per_s
+                    rank.now += step.chunks * self.chunk_bytes / ways[step.axis].link.reduce_bytes_per_s
                 if step.sends:
-                    self._send(rank, lane.segment, step)
+                    self._send(rank, ways, lane.segment, step)
                 if step.axis >= 0:
                     self._sort(rank)
                     self._push(rank.now, index, None)
@@ -156,20 +219,27 @@ class _Run:
     def _sort(self, rank: _Rank) -> None:
         rank.lanes.sort(key=_segment_of)
 
-    def _send(self, rank: _Rank, segment: int, step: TimedStep) -> None:
+    def _send(self, rank: _Rank, ways: Sequence[Way], segment: int, step: TimedStep) -> None:
         size_bytes = step.chunks * self.chunk_bytes * step.carried
         for axis, to, queue in step.sends:
-            way = self.ways[axis]
+            way = ways[axis]
             link = way.link
             handled = max(rank.now, rank.out_handled[way.port]) + link.overhead_s
             rank.out_handled[way.port] = handled
             start = max(handled, rank.out_free[way.port])
-            end = start + size_bytes / link.bandwidth_bytes_per_s
+            wire_s = size_bytes / link.bandwidth_bytes_per_s
+            end = start + wire_s
             rank.out_free[way.port] = end
             if way.uplink_bytes_per_s is not None:
                 rank.uplink_free = max(start, rank.uplink_free) + size_bytes / way.uplink_bytes_per_s
                 end = max(end, rank.uplink_free)
-            self._push(end + link.latency_s, to, (segment, queue, axis, size_bytes))
+            message = _Message(to, segment, queue, axis, size_bytes)
+            # The latency is that of the whole way. It comes before the shared links, so that messages queue for a
+            # receiver's link in the order in which they reach it.
+            message.first_s, message.last_s = start + link.latency_s, end + link.latency_s
+            message.slowest_s = wire_s
+            message.left = way.leaves + self.ways[to][axis].enters
+            self._forward(message)
 
 
 def _segment_of(lane: _Lane) -> int:

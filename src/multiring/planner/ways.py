@@ -4,14 +4,14 @@ The ranks of a host that send along the axis share the host's rails. The ranks o
 the rack's uplinks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._schedule import Collective, Frame, Kind, Moves, Pattern, Schedule, Way
+from multiring._schedule import Collective, Frame, Kind, Pattern, Schedule, Way
 from multiring._topology import Link, Topology, strides_of
 
 _SHM_PORT, _RAILS_PORT = 0, 1
@@ -23,6 +23,7 @@ _CROWDED = 0.94
 _CROWDED_BY_TURNS = 0.6
 
 
+@lru_cache(maxsize=1024)
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
     """Return the Way of each axis of `schedule`, and a last Way for joining ranks, if there are any.
 
@@ -44,10 +45,21 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
         return Way(link=topology.shm, port=_SHM_PORT)
     crowded = _CROWDED_BY_TURNS if topology.takes_turns else _CROWDED
     left = crowded if _is_crowded(patterns, schedule.grid[axis]) else 1.0
-    each_host = [
-        _beside(_side_by_side(topology.rails_of(host), schedule.shares, senders), topology, host, within)
+    own = {each.host: each.rails for each in topology.own_rails}
+    # Hosts with equal rails and equally many senders are priced once: there may be thousands.
+    alike = dict.fromkeys(
+        (host if host in own else None, senders, within, len(topology.hosts[host]))
         for host, (senders, within) in enumerate(zip(from_hosts, within_hosts, strict=True))
         if senders
+    )
+    each_host = [
+        _beside(
+            _side_by_side(topology.rails if host is None else own[host], schedule.shares, senders),
+            topology,
+            within,
+            ranks,
+        )
+        for host, senders, within, ranks in alike
     ]
     slowest = min(each_host, key=lambda found: found.bandwidth_bytes_per_s)
     link = replace(slowest, bandwidth_bytes_per_s=slowest.bandwidth_bytes_per_s * left)
@@ -84,12 +96,12 @@ def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: 
     )
 
 
-def _beside(link: Link, topology: Topology, host: int, within: int) -> Link:
-    """Return `link` with less bandwidth if ranks take turns, and `within` ranks of its host send within the host."""
+def _beside(link: Link, topology: Topology, within: int, ranks: int) -> Link:
+    """Return `link` with less bandwidth if ranks take turns, and `within` of its host's ranks send within the host."""
     if not topology.takes_turns:
         return link
     # The stated rate is per rank: all ranks of a host use the memory of the host side by side.
-    memory_bytes_per_s = topology.shm.bandwidth_bytes_per_s * len(topology.hosts[host])
+    memory_bytes_per_s = topology.shm.bandwidth_bytes_per_s * ranks
     seconds_a_byte = 1 / link.bandwidth_bytes_per_s + within / memory_bytes_per_s
     return replace(link, bandwidth_bytes_per_s=1 / seconds_a_byte)
 
@@ -111,20 +123,46 @@ def _senders(
     host_of = np.zeros(frame.ranks, np.intp)
     for index, ranks in enumerate(hosts):
         host_of[list(ranks)] = index
-    size = frame.grid[axis]
     hosts_on = host_of[np.asarray(frame.order)[_busy_lines(frame, axis)]]
     racks_on = np.asarray(rack_of)[hosts_on]
-    from_hosts, from_racks = np.zeros(len(hosts), np.intp), np.zeros(max(rack_of) + 1, np.intp)
-    all_senders = np.zeros(len(hosts), np.intp)
-    for at in range(size):
-        programs = [pattern.program(size, at) for pattern in patterns]
-        receivers = np.unique(np.concatenate([_receivers(program) for program in programs]))
-        for places, senders in ((hosts_on, from_hosts), (racks_on, from_racks)):
-            crosses = (places[:, receivers] != places[:, [at]]).any(axis=1)
-            np.add.at(senders, places[crosses, at], 1)
-        if len(receivers):
-            np.add.at(all_senders, hosts_on[:, at], 1)
+    size = frame.grid[axis]
+    if frame.collective is Collective.BROADCAST:
+        receivers = [_receivers(patterns, size, at) for at in range(size)]
+        sends = np.array([len(each) > 0 for each in receivers])
+        leaves_host, leaves_rack = (_crossing_from_root(places, receivers) for places in (hosts_on, racks_on))
+    else:
+        # All ranks of a line have the same moves up to a rotation, as `price` assumes.
+        offsets = _receivers(patterns, size, 0)
+        sends = np.full(size, len(offsets) > 0)
+        leaves_host, leaves_rack = (_crossing(places, offsets.tolist()) for places in (hosts_on, racks_on))
+    from_hosts = np.bincount(hosts_on[leaves_host], minlength=len(hosts))
+    from_racks = np.bincount(racks_on[leaves_rack], minlength=max(rack_of) + 1)
+    all_senders = np.bincount(hosts_on[:, sends].ravel(), minlength=len(hosts))
     return from_hosts.tolist(), (all_senders - from_hosts).tolist(), from_racks.tolist()
+
+
+def _crossing(places: NDArray[np.intp], offsets: Iterable[int]) -> NDArray[np.bool_]:
+    """Return whether each rank sends to another place: shape (lines, size), like `places`.
+
+    Every rank of a line sends to the ranks at `offsets` from it.
+    """
+    size = places.shape[1]
+    found = np.zeros(places.shape, np.bool_)
+    mixed = (places != places[:, :1]).any(axis=1)
+    on_mixed, crosses = places[mixed], found[mixed]
+    # The farthest ranks are most likely in another place, so that few of many offsets decide.
+    for offset in sorted(offsets, key=lambda each: -min(each, size - each)):
+        if crosses.all():
+            break
+        crosses |= on_mixed != np.roll(on_mixed, -offset, axis=1)
+    found[mixed] = crosses
+    return found
+
+
+def _crossing_from_root(places: NDArray[np.intp], receivers: Sequence[NDArray[np.int32]]) -> NDArray[np.bool_]:
+    """Return the same for a broadcast, in which each coordinate has its own receivers."""
+    columns = [(places[:, those] != places[:, [at]]).any(axis=1) for at, those in enumerate(receivers)]
+    return np.stack(columns, axis=1)
 
 
 @lru_cache(maxsize=256)
@@ -132,9 +170,9 @@ def _is_crowded(patterns: tuple[Pattern, ...], size: int) -> bool:
     """Return whether a rank of a line receives from several ranks in a phase; it checks coordinates 0 and 1 only."""
     for pattern in patterns:
         for at in range(min(size, 2)):
-            rows = pattern.program(size, at).rows()
-            sources = {peer for move in rows if move.kind is not Kind.SEND for peer in move.peers} - {at}
-            if len(sources) > 1:
+            program = pattern.program(size, at)
+            sources = program.take(np.flatnonzero(program.kind != Kind.SEND)).peers
+            if len(np.unique(sources[sources != at])) > 1:
                 return True
     return False
 
@@ -154,5 +192,8 @@ def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
     return np.roll(lines[busy], -root[axis], axis=1)
 
 
-def _receivers(program: Moves) -> NDArray[np.int32]:
-    return program.take(np.flatnonzero(program.kind == Kind.SEND)).peers
+def _receivers(patterns: Sequence[Pattern], size: int, at: int) -> NDArray[np.int32]:
+    """Return the coordinates to which coordinate `at` of a line sends, each once."""
+    programs = [pattern.program(size, at) for pattern in patterns]
+    sent = [program.take(np.flatnonzero(program.kind == Kind.SEND)).peers for program in programs]
+    return np.unique(np.concatenate(sent))

@@ -1,0 +1,70 @@
+"""Price a schedule by the events of all of its ranks, each with its own links.
+
+`price` is the case of equal ranks, which one rank represents. This module is the reference for it and for all faster
+evaluations: it uses no symmetry.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from multiring._schedule import Collective, Schedule, Way
+from multiring._schedule.expand import expand
+from multiring._schedule.price import steps_of
+from multiring._schedule.timing import TimedStep, last_end
+from multiring.errors import ScheduleError
+
+
+def seconds_of_all(
+    schedule: Schedule,
+    size_bytes: float,
+    ways: Sequence[Sequence[Way]],
+    segments: int = 1,
+    shared_bytes_per_s: Sequence[float] = (),
+) -> float:
+    """Return the seconds until the last rank is done.
+
+    Args:
+        schedule: the schedule to price.
+        size_bytes: the size of the whole buffer: the blocks of all ranks, on the longer side.
+        ways: for each rank, one Way per axis. If ranks join the grid, one more for the messages between joining ranks
+            and their partners.
+        segments: the number of equal pieces of the buffer.
+        shared_bytes_per_s: the rates of the links to which `leaves` and `enters` of the ways refer.
+
+    Raises:
+        ScheduleError: `ways` has a wrong length, or refers to a link that is not shared.
+    """
+    refuse_strange(schedule, ways, len(shared_bytes_per_s))
+    blocks = 1 if schedule.collective is Collective.BROADCAST else schedule.frame.blocks
+    chunk_bytes = size_bytes / blocks / segments
+    return last_end(programs_of(schedule), ways, chunk_bytes, segments, shared_bytes_per_s)
+
+
+def refuse_strange(schedule: Schedule, ways: Sequence[Sequence[Way]], shared: int) -> None:
+    """Raise ScheduleError unless `ways` has what each rank of `schedule` needs, of `shared` shared links."""
+    wanted = len(schedule.grid) + bool(schedule.frame.joined)
+    lengths = {len(own) for own in ways}
+    if len(ways) != schedule.ranks or lengths != {wanted}:
+        raise ScheduleError(
+            f"ways of {len(ways)} ranks, {sorted(lengths)} each: want {wanted} for each of {schedule.ranks} ranks"
+        )
+    named = {index for own in {tuple(own) for own in ways} for way in own for index in (*way.leaves, *way.enters)}
+    strange = sorted(index for index in named if not 0 <= index < shared)
+    if strange:
+        raise ScheduleError(f"a way through shared link {strange[0]}: want one of the {shared} shared links, from 0")
+
+
+def programs_of(schedule: Schedule) -> list[tuple[TimedStep, ...]]:
+    """Return the timed steps of every rank. A message is in the queue of its sender at its receiver."""
+    frame = replace(schedule.frame, shares=(1,))
+    itself = range(schedule.ranks)
+    at = {rank: frame.coordinates_of(rank) for rank in frame.order}
+    beyond = len(schedule.grid)
+
+    def routing(rank: int, peer: int) -> tuple[int, int, int]:
+        if rank not in at or peer not in at:
+            return beyond, rank, peer
+        here, there = at[rank], at[peer]
+        return next(axis for axis in range(beyond) if here[axis] != there[axis]), rank, peer
+
+    return [steps_of(rank, expand(frame, schedule.phases, rank), routing, itself) for rank in itself]
