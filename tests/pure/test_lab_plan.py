@@ -18,7 +18,7 @@ from multiring.lab.faults import Fault, FaultType
 from multiring.lab.host import AGENT
 from multiring.lab.launchers import processes_of
 from multiring.lab.network import Network
-from multiring.lab.plan import rate_text
+from multiring.lab.plan import parse_paper_rate, rate_text
 from multiring.lab.rsh_agent import host_and_command
 from multiring.lab.topology_file import topology_of_lab, topology_text
 
@@ -58,6 +58,15 @@ def test_what_is_no_rate_is_told_so(text: str) -> None:
 def test_a_rate_no_link_can_have(text: str) -> None:
     with pytest.raises(ArgumentError, match=f"'{text}', want 8kbit to 34gbit"):
         parse_rate(text)
+
+
+def test_a_link_on_paper_may_have_any_rate() -> None:
+    assert parse_paper_rate("400gbit") == 400 * GIGABIT
+    assert parse_paper_rate("1bit") == 1
+    with pytest.raises(ArgumentError, match=r"'0\.5bit', want 1bit or more"):
+        parse_paper_rate("0.5bit")
+    with pytest.raises(ArgumentError, match="'fast' is not a rate"):
+        parse_paper_rate("fast")
 
 
 # -- plans

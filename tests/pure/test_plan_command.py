@@ -38,6 +38,12 @@ def test_coded_plans_are_shorter_and_on_axes_that_cross_hosts(capsys: pytest.Cap
     assert first["float32"] > 1.8 * first["bf16"] > 1.8 * 1.8 * first["int8"]
 
 
+def test_a_cluster_on_paper_has_none_of_the_labs_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    # 760 hosts are more than the addresses of a lab's rail, and its token buckets end at 34 Gbit/s.
+    assert main(["plan", "--hosts", "760", "--slots", "6", "--link", "400gbit", "--sizes", "8MiB", "--top", "2"]) == 0
+    assert "all_reduce of 8 MiB on 4560 ranks, the first 2 of " in capsys.readouterr().out
+
+
 def test_plans_are_saved_for_the_hosts_described(tmp_path: Path) -> None:
     lab = ["--rail", "250mbit", "--rack", "2", "--uplink", "500mbit"]
     assert main([*LAB, *lab, "--sizes", "64KiB,8MiB", "--save", str(tmp_path / "p.toml")]) == 0
@@ -122,7 +128,11 @@ def test_a_device_for_each_rank_is_assumed_outside_a_job(
         (["--wide", "--wire", "bf16", *LAB[1:]], "want that collective, without --wide"),
         (["--sizes", "much"], "'much' is not a size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
-        (["--hosts", "2", "--slots", "0"], "a lab with 0 slots: want at least 1"),
+        (["--hosts", "2", "--slots", "0"], "--slots 0: want at least 1"),
+        (["--hosts", "0"], "1 racks for 0 hosts: want at least 1 host"),
+        (["--hosts", "2", "--rack", "3"], "3 racks for 2 hosts"),
+        (["--hosts", "2", "--link", "0gbit"], "a link cannot have the rate '0gbit', want 1bit or more"),
+        (["--hosts", "2", "--uplink", "1gbit"], "an uplink of 1gbit needs several racks, but there is only one"),
         (["--topology", "t.toml", "--hosts", "2"], "--topology has the hosts and links already"),
         (["--topology", "none.toml"], "topology file 'none.toml'"),
         (["--measure"], "one rank has nothing to measure"),

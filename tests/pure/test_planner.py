@@ -14,7 +14,7 @@ from multiring._native import MOST_LANES, NOTE_BYTES
 from multiring._schedule import SUMS, Accumulation, Collective, Frame, Schedule, Way, Wire, check, price, timing
 from multiring._topology import SHM, TCP, Link, OwnRails, Rack, Topology
 from multiring.errors import ArgumentError, ScheduleError
-from multiring.planner import Plan, Task, candidates, cheapest, ranked, refuse_unfit, ways_of
+from multiring.planner import Plan, Task, candidates, cheapest, count_of_plans, ranked, refuse_unfit, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
 from multiring.planner.plan import NOTES_BYTES
 
@@ -54,7 +54,11 @@ def test_the_plan_is_the_cheapest_candidate_and_is_right(collective: Collective,
             if collective in SUMS:
                 assert plan.schedule.accumulation is accumulation
             check(plan.schedule)
-            assert ranked(task, topology)[0] == plan
+            every = ranked(task, topology)
+            assert every[0] == plan
+            assert len(every) == count_of_plans(task, topology)
+            # Fewer plans are the first of all, although most of the others are not priced.
+            assert ranked(task, topology, 3) == every[:3]
 
 
 @pytest.mark.parametrize(

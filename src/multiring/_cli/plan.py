@@ -26,9 +26,9 @@ from multiring._runtime.rails.topology_file import read_topology
 from multiring._schedule import SUMS, WIRES, Accumulation, Collective, Wire
 from multiring._topology import LINK_NAMES, HostDevices, Topology
 from multiring.errors import ArgumentError
-from multiring.lab import LabPlan, parse_rate, parse_slots
-from multiring.lab.topology_file import topology_of_lab
-from multiring.planner import Plan, Task, ranked
+from multiring.lab import parse_paper_rate, parse_slots
+from multiring.lab.topology_file import topology_of_rates
+from multiring.planner import Plan, Task, cheapest, count_of_plans, ranked
 
 _SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
 _OTHERWISE = (
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError(
                 "--measure times the job's own hosts: leave out --topology and --hosts, and start a job"
             )
-        chosen = [_table(task, ranked(task, described), arguments.top) for task in tasks]
+        chosen = [_cheapest_table(task, described, arguments.top) for task in tasks]
         _save(arguments, described, zip(tasks, chosen, strict=True))
         return 0
     group = init()
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         if group.size == 1 and not arguments.measure:
             assumed = _this_machine()
             show(f"Assumed: {assumed}. The costs of its links are assumed, too. {_OTHERWISE}")
-            chosen = [_table(task, ranked(task, assumed), arguments.top) for task in tasks]
+            chosen = [_cheapest_table(task, assumed, arguments.top) for task in tasks]
             _save(arguments, assumed, zip(tasks, chosen, strict=True))
             return 0
         chosen = [_in_job(group, task, arguments) for task in tasks]
@@ -172,15 +172,9 @@ def _described(arguments: argparse.Namespace) -> Topology | None:
             if getattr(arguments, name):
                 raise ArgumentError(f"--{name} describes hosts: say how many there are with --hosts H")
         return None
-    rails = [arguments.link, *arguments.rail]
-    lab = LabPlan(
-        hosts=arguments.hosts,
-        slots=slots,
-        rails=tuple(None if rate is None else parse_rate(rate) for rate in rails),
-        racks=arguments.rack,
-        uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
-    )
-    return _filled(topology_of_lab(lab), slots)
+    rails = [None if rate is None else parse_paper_rate(rate) for rate in (arguments.link, *arguments.rail)]
+    uplink = None if arguments.uplink is None else parse_paper_rate(arguments.uplink)
+    return _filled(topology_of_rates(arguments.hosts, rails, arguments.rack, uplink), slots)
 
 
 def _this_machine(devices: tuple[HostDevices, ...] = ()) -> Topology:
@@ -203,14 +197,15 @@ def _filled(topology: Topology, slots: int | tuple[int, ...]) -> Topology:
 
 
 def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
-    plans = ranked(task, group.topology)
     if not arguments.measure:
-        return _table(task, plans, arguments.top) if group.rank == 0 else plans[0]
+        if group.rank == 0:
+            return _cheapest_table(task, group.topology, arguments.top)
+        return cheapest(task, group.topology)
     if group.size == 1:
         raise ArgumentError(
             "one rank has nothing to measure; start this as a job: multiring run -n 2 -- multiring plan"
         )
-    tried = plans[: arguments.top]
+    tried = ranked(task, group.topology, arguments.top)
     drain_s = arguments.drain if len(group.topology.hosts) > 1 else 0.0
     others = OtherWork(group)
     times = time_plans(group, task, tried, seconds=arguments.seconds, drain_s=drain_s)
@@ -223,15 +218,20 @@ def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
     return tried[fastest]
 
 
-def _table(task: Task, plans: Sequence[Plan], most: int, times: Sequence[float] = ()) -> Plan:
-    """Print a table of the first `most` plans, and return the first plan."""
+def _cheapest_table(task: Task, topology: Topology, most: int) -> Plan:
+    """Print a table of the `most` cheapest plans, and return the cheapest."""
+    return _table(task, ranked(task, topology, most), count_of_plans(task, topology))
+
+
+def _table(task: Task, plans: Sequence[Plan], count: int, times: Sequence[float] = ()) -> Plan:
+    """Print a table of the first `plans` of `count`, and return the first plan."""
     rows = [[*(("measured ms", "of predicted") if times else ()), *_HEAD]]
-    for at, plan in enumerate(plans[:most]):
+    for at, plan in enumerate(plans):
         measured = [f"{times[at] * 1e3:.4g}", f"{times[at] / plan.predicted_seconds:.2f}"] if times else []
         rows.append([*measured, *_cells(plan)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    left = f", the first {most} of {len(plans)}" if len(plans) > most else ""
+    left = f", the first {len(plans)} of {count}" if count > len(plans) else ""
     ranks = plans[0].schedule.ranks
     show(f"\n{task.collective.value} of {size_text(task.size_bytes)} on {ranks} ranks{left}\n" + "\n".join(lines))
     return plans[0]

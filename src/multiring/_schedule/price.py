@@ -70,25 +70,30 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
     if timed == segments:
         return found
     waiting_s = last_end(steps, ways_of_ranks, chunk_bytes, 1) / MOST_LANES
-    working_s = least(schedule, size_bytes, known, segments) / segments
+    working_s = least(schedule, size_bytes, known, [segments])[0] / segments
     return found + (segments - timed) * max(waiting_s, working_s)
 
 
-def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
-    """Return a cheap lower bound of `price` in seconds: the work of the busiest port, or of the rank itself."""
-    chunk_bytes = size_bytes / segments / schedule.frame.blocks
+def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: Sequence[int]) -> list[float]:
+    """Return a cheap lower bound of `price` in seconds for each of several numbers of segments.
+
+    The bound is the work of the busiest port, or of the rank itself.
+    """
     if schedule.collective is Collective.BROADCAST:
-        return 0.0
+        return [0.0] * len(segments)
     messages, chunks, written = loads(schedule)
     handled: dict[int, float] = {}
     wired: dict[int, float] = {}
-    uplink_s = 0.0
+    uplinked = 0.0
     for way, count, sent in zip(ways, messages, chunks, strict=True):
         handled[way.port] = handled.get(way.port, 0.0) + count * way.link.overhead_s
-        wired[way.port] = wired.get(way.port, 0.0) + sent * chunk_bytes / way.link.bandwidth_bytes_per_s
-        uplink_s += 0.0 if way.uplink_bytes_per_s is None else sent * chunk_bytes / way.uplink_bytes_per_s
-    own_s = sum(each * chunk_bytes / way.link.reduce_bytes_per_s for way, each in zip(ways, written, strict=True))
-    return segments * max(*handled.values(), *wired.values(), uplink_s, own_s)
+        wired[way.port] = wired.get(way.port, 0.0) + sent / way.link.bandwidth_bytes_per_s
+        uplinked += 0.0 if way.uplink_bytes_per_s is None else sent / way.uplink_bytes_per_s
+    own = sum(each / way.link.reduce_bytes_per_s for way, each in zip(ways, written, strict=True))
+    # The bytes are the same in any number of segments; the messages are not.
+    moved_s = max(*wired.values(), uplinked, own) * size_bytes / schedule.frame.blocks
+    handled_s = max(handled.values())
+    return [max(moved_s, each * handled_s) for each in segments]
 
 
 @lru_cache(maxsize=512)

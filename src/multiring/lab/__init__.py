@@ -9,7 +9,7 @@ from multiring.lab.faults import Fault, TimedFault, parse_fault, parse_timed
 from multiring.lab.job import LabOptions, run_lab
 from multiring.lab.launchers import Launcher
 from multiring.lab.machine import Lab
-from multiring.lab.plan import LabPlan, parse_rate, parse_slots
+from multiring.lab.plan import LabPlan, parse_paper_rate, parse_rate, parse_slots
 
 # what docs/lab.md offers; the rest is for other packages of multiring
 __all__ = ["Fault", "Lab", "LabPlan", "parse_fault"]

@@ -22,15 +22,31 @@ def parse_rate(text: str) -> Rate:
     """Return the bits per second for a text like 1gbit, 250mbit or 1.5Gbit.
 
     Raises:
-        ArgumentError: the text is not a rate, or a link cannot have this rate.
+        ArgumentError: the text is not a rate, or a link of a lab cannot have this rate.
     """
-    match = _RATE.fullmatch(text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise ArgumentError(f"{text!r} is not a rate, want a number and bit, kbit, mbit or gbit, like 250mbit")
-    rate = Fraction(match[1]) * _UNITS[match[2]]
+    rate = _bits_of(text)
     if not _LEAST_BITS <= rate <= _MOST_BITS:
         raise ArgumentError(f"a link cannot have the rate {text!r}, want {_LEAST_BITS // 1000}kbit to 34gbit")
     return int(rate)
+
+
+def parse_paper_rate(text: str) -> Rate:
+    """Return the bits per second for such a text, for a link that nothing has to limit: of a cluster on paper.
+
+    Raises:
+        ArgumentError: the text is not a rate, or less than one bit per second.
+    """
+    rate = int(_bits_of(text))
+    if rate < 1:
+        raise ArgumentError(f"a link cannot have the rate {text!r}, want 1bit or more")
+    return rate
+
+
+def _bits_of(text: str) -> Fraction:
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ArgumentError(f"{text!r} is not a rate, want a number and bit, kbit, mbit or gbit, like 250mbit")
+    return Fraction(match[1]) * _UNITS[match[2]]
 
 
 def parse_slots(text: str) -> int | tuple[int, ...]:
@@ -129,7 +145,7 @@ class LabPlan:
 
     def rack_of(self, host: int) -> int:
         """Return the rack of `host`."""
-        return host * self.racks // self.hosts
+        return rack_of(host, self.hosts, self.racks)
 
     def subnet(self, rail: int) -> ipaddress.IPv4Network:
         """Return the subnet of `rail`."""
@@ -179,6 +195,11 @@ class LabPlan:
                 names[:0] = [host_name(host)] if rail == 0 else []
                 lines.append(f"{self.address(host, rail)} {' '.join(names)}")
         return "\n".join(lines) + "\n"
+
+
+def rack_of(host: int, hosts: int, racks: int) -> int:
+    """Return the rack of `host`, if hosts are assigned to racks in order, as evenly as possible."""
+    return host * racks // hosts
 
 
 def host_name(host: int) -> str:

@@ -3,10 +3,12 @@
 MULTIRING_TOPOLOGY names it for the ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from multiring._topology import TCP, Link, Rack, Topology, text_of
-from multiring.lab.plan import LabPlan, Rate, host_name, rail_name
+from multiring.errors import ArgumentError
+from multiring.lab.plan import LabPlan, Rate, host_name, rack_of, rail_name, rate_text
 
 TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the host's own tmpfs, gone with the host
 # The share of a rate that carries payload: an Ethernet frame of 1514 bytes has 1448 bytes of TCP payload.
@@ -18,15 +20,38 @@ def topology_of_lab(plan: LabPlan) -> Topology:
 
     A link without limit gets the default constants of TCP.
     """
-    uplinks = () if plan.uplink is None else (_link(plan.uplink),) * plan.num_rails
-    standing = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
-    racks = [Rack(hosts=tuple(hosts), uplinks=uplinks, name=f"rack{rack}") for rack, hosts in enumerate(standing)]
+    return topology_of_rates(plan.hosts, plan.rails, plan.racks, plan.uplink)
+
+
+def topology_of_rates(
+    hosts: int, rails: Sequence[Rate | None] = (None,), racks: int = 1, uplink: Rate | None = None
+) -> Topology:
+    """Return the topology of equal hosts like those of a lab, with one rank each; it may be larger than a lab.
+
+    Args:
+        hosts: the number of hosts.
+        rails: the rate of each rail in bits per second; None: the default constants of TCP.
+        racks: the number of racks; hosts are assigned to them in order, as evenly as possible.
+        uplink: the rate of the link that joins a rack to the others, per rail; None: no limit.
+
+    Raises:
+        ArgumentError: there is no host or no rack, a rack would be empty, or an uplink has only one rack.
+    """
+    if hosts < 1 or not 1 <= racks <= hosts:
+        raise ArgumentError(f"{racks} racks for {hosts} hosts: want at least 1 host, and from 1 rack to one for each")
+    if uplink is not None and racks == 1:
+        raise ArgumentError(f"an uplink of {rate_text(uplink)} needs several racks, but there is only one")
+    uplinks = () if uplink is None else (_link(uplink),) * len(rails)
+    standing: list[list[int]] = [[] for _ in range(racks)]
+    for host in range(hosts):
+        standing[rack_of(host, hosts, racks)].append(host)
+    found = [Rack(hosts=tuple(those), uplinks=uplinks, name=f"rack{rack}") for rack, those in enumerate(standing)]
     return Topology(
-        hosts=tuple((host,) for host in range(plan.hosts)),
-        rails=tuple(_link(rate) for rate in plan.rails),
-        racks=tuple(racks) if plan.racks > 1 else (),
-        names=tuple(host_name(host) for host in range(plan.hosts)),
-        interfaces=tuple(rail_name(rail) for rail in range(plan.num_rails)),
+        hosts=tuple((host,) for host in range(hosts)),
+        rails=tuple(_link(rate) for rate in rails),
+        racks=tuple(found) if racks > 1 else (),
+        names=tuple(host_name(host) for host in range(hosts)),
+        interfaces=tuple(rail_name(rail) for rail in range(len(rails))),
     )
 
 

@@ -12,7 +12,7 @@ from multiring.planner.device_routes import (
     problem_of_route,
 )
 from multiring.planner.pins import Pins, pins_of, pins_text
-from multiring.planner.plan import Plan, Task, cheapest, engine_of, ranked, refuse_unfit, repriced
+from multiring.planner.plan import Plan, Task, cheapest, count_of_plans, engine_of, ranked, refuse_unfit, repriced
 from multiring.planner.ways import ways_of
 
 __all__ = ["pins_text"]  # what docs/plan.md offers; the rest is for other packages of multiring

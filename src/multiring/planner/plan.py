@@ -1,8 +1,10 @@
 """Choose a plan by price alone, so that every rank chooses the same plan."""
 
 import math
+from bisect import insort
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from multiring._schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
 from multiring._topology import Topology, grid_of
@@ -67,25 +69,32 @@ def cheapest(task: Task, topology: Topology) -> Plan:
     Raises:
         ScheduleError: the root is not a rank; or the root is not 0, and the collective is not a broadcast.
     """
-    offers = [
-        (least(each, task.size_bytes, ways_of(each, topology), _count(task, cut)), place, each, cut)
-        for place, (each, cut) in enumerate(_offers(task, topology))
-    ]
-    (_, best_place, schedule, cut), *others = sorted(offers, key=lambda offer: offer[:2])
-    best = _priced(task, topology, schedule, cut)
-    for at_least_s, place, schedule, cut in others:
-        if _known(at_least_s) > _known(best.predicted_seconds):
+    return ranked(task, topology, 1)[0]
+
+
+def ranked(task: Task, topology: Topology, most: int | None = None) -> list[Plan]:
+    """Return the `most` cheapest plans for `task`, or all, the cheapest first; see `cheapest`."""
+    bounds: list[tuple[float, int, Schedule, int | None]] = []
+    schedules, cuts = _offers(task, topology)
+    counts = [_count(task, cut) for cut in cuts]
+    for schedule in schedules:
+        at_least = least(schedule, task.size_bytes, ways_of(schedule, topology), counts)
+        for at_least_s, cut in zip(at_least, cuts, strict=True):
+            bounds.append((_known(at_least_s), len(bounds), schedule, cut))
+    best: list[tuple[float, int, Plan]] = []
+    most = len(bounds) if most is None else most
+    for at_least_s, place, schedule, cut in sorted(bounds, key=itemgetter(0, 1)):
+        if len(best) >= most and at_least_s > best[most - 1][0]:
             break
         plan = _priced(task, topology, schedule, cut)
-        if (_known(plan.predicted_seconds), place) < (_known(best.predicted_seconds), best_place):
-            best, best_place = plan, place
-    return best
+        insort(best, (_known(plan.predicted_seconds), place, plan))
+    return [plan for _, _, plan in best[:most]]
 
 
-def ranked(task: Task, topology: Topology) -> list[Plan]:
-    """Return all plans for `task`, cheapest first; see `cheapest`."""
-    plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
-    return sorted(plans, key=lambda plan: _known(plan.predicted_seconds))
+def count_of_plans(task: Task, topology: Topology) -> int:
+    """Return the number of plans that `ranked` compares."""
+    schedules, cuts = _offers(task, topology)
+    return len(schedules) * len(cuts)
 
 
 def _known(seconds: float) -> float:
@@ -119,10 +128,10 @@ def refuse_unfit(plan: Plan, task: Task, topology: Topology) -> None:
         raise ScheduleError(f"{plan}, for {asked}: want wires {names_of(wires)}, got {names_of(schedule.wires)}")
 
 
-def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:
+def _offers(task: Task, topology: Topology) -> tuple[tuple[Schedule, ...], tuple[int | None, ...]]:
+    """Return the schedules and the segment lengths to compare, each with each."""
     cuts = segments_of(task.collective, topology, task.size_bytes, task.wire)
-    schedules = candidates(task.collective, topology, task.accumulation, task.root, task.wire)
-    return [(schedule, cut) for schedule in schedules for cut in cuts]
+    return candidates(task.collective, topology, task.accumulation, task.root, task.wire), cuts
 
 
 def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> Plan:
