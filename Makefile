@@ -103,7 +103,7 @@ for name in $(1); do echo "python benchmarks/$$name"; python benchmarks/$$name |
 exit $$failed
 endef
 BY_TWO_RANKS = promises/cycles.py promises/grouped.py promises/forks.py
-BENCHMARKS = promises/data_throughput.py promises/floors.py promises/floors_hosts.py promises/torch_backend.py promises/ddp_exposed.py promises/named_latency.py promises/timeline.py
+BENCHMARKS = promises/data_throughput.py promises/floors.py promises/floors_hosts.py promises/launch_hosts.py promises/torch_backend.py promises/ddp_exposed.py promises/named_latency.py promises/timeline.py
 EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/schedules/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/torch/main.py evidence/torch/suite_on_devices.py evidence/torch/tests_on_devices.py evidence/torch/on_devices.py evidence/torch/random_on_devices.py evidence/vision/main.py evidence/vision/predicting.py evidence/vision/runtimes.py evidence/vision/serving.py evidence/containers/main.py
 
 .PHONY: bench

@@ -11,31 +11,59 @@ Collectives run schedules that are proven correct:
 starts a function on two ranks, for example from a notebook.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from multiring._former_names import refuse
-from multiring._runtime import (
-    Event,
-    Group,
-    Handle,
-    drain_events,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    quantize_dequantize,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-    world,
-)
+from multiring._first_use import import_on_first_use
 from multiring._version import VERSION as __version__
 
 if TYPE_CHECKING:
     from multiring._frontend.requests.failures import error_of as error_of
     from multiring._launch import run as run
+    from multiring._runtime import (
+        Event as Event,
+    )
+    from multiring._runtime import (
+        Group as Group,
+    )
+    from multiring._runtime import (
+        Handle as Handle,
+    )
+    from multiring._runtime import (
+        drain_events as drain_events,
+    )
+    from multiring._runtime import (
+        init as init,
+    )
+    from multiring._runtime import (
+        is_initialized as is_initialized,
+    )
+    from multiring._runtime import (
+        local_rank as local_rank,
+    )
+    from multiring._runtime import (
+        local_size as local_size,
+    )
+    from multiring._runtime import (
+        quantize_dequantize as quantize_dequantize,
+    )
+    from multiring._runtime import (
+        rank as rank,
+    )
+    from multiring._runtime import (
+        shutdown as shutdown,
+    )
+    from multiring._runtime import (
+        size as size,
+    )
+    from multiring._runtime import (
+        start_timeline as start_timeline,
+    )
+    from multiring._runtime import (
+        stop_timeline as stop_timeline,
+    )
+    from multiring._runtime import (
+        world as world,
+    )
 
 __all__ = [
     "Event",
@@ -58,23 +86,6 @@ __all__ = [
     "world",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import `run` or `error_of` on first use.
-
-    Their modules take time to import, and few ranks need them.
-    """
-    found: Any
-    if name == "run":
-        from multiring._launch import run as found  # noqa: PLC0415 -- imported on first use
-    elif name == "error_of":
-        from multiring._frontend.requests.failures import error_of as found  # noqa: PLC0415 -- imported on first use
-    else:
-        refuse(__name__, name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """Return the public names only."""
-    return __all__
+_ELSEWHERE = {"multiring._frontend.requests.failures": ["error_of"], "multiring._launch": ["run"]}
+_OF_RUNTIME = [name for name in __all__ if name not in ("__version__", "error_of", "run")]
+import_on_first_use(__name__, {**_ELSEWHERE, "multiring._runtime": _OF_RUNTIME}, __all__)

@@ -182,14 +182,14 @@ def names_in(path: Path) -> frozenset[str]:
 def is_there(dotted: str) -> bool:
     """Return whether `multiring.a.b` exists in the source. Attributes of classes are not checked."""
     at = SOURCE
-    for name in dotted.split(".")[1:]:
+    names = dotted.split(".")
+    for place, name in enumerate(names[1:], 1):
         module = at / "__init__.py" if at.is_dir() else at
         if not (at / name).is_dir() and not (at / f"{name}.py").is_file():
             return not module.is_file() or name in names_in(module)
         at = at / name if (at / name).is_dir() else at / f"{name}.py"
         if at.suffix:
-            names = dotted.split(".")
-            after = names[names.index(name) + 1 :]
+            after = names[place + 1 :]
             return not after or after[0] in names_in(at)
     return True
 

@@ -153,7 +153,7 @@ def test_no_option_can_be_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     with pytest.raises((SystemExit, ArgumentError)):
-        cli.lab.run(argparse.Namespace(program=["fault", "--help"]))
+        cli.COMMANDS["lab"].run(argparse.Namespace(program=["fault", "--help"]))
     assert len(made) > len(cli.COMMANDS)
     assert not [parser.prog for parser in made if parser.allow_abbrev]
 

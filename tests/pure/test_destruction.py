@@ -40,7 +40,7 @@ KNOWN_BY = {
     "_bench/workers/step_case.py::FileRendezvous.tell": OWN_FOLDER,
     "_bench/workers/step_case.py::StepCase.write": OWN_FOLDER,
     "_cli/output.py::show": "the null device, in place of a closed stdout",
-    "_cli/run.py::_make_do_with_parts": "parts that merge has read, and beginnings of timelines",
+    "_cli/run_timeline.py::make_do_with_parts": "parts that merge has read, and beginnings of timelines",
     "_launch/function.py::call_folder": "in a new folder of tempfile",
     "_launch/function.py::_remove_abandoned": "a folder of call_folder: with the file that its dead caller had locked",
     "_launch/host_agent.py::_own_streams": "the null device, in place of standard input",

@@ -11,7 +11,7 @@ from tests.support.mpi_job_fields import mistakes_of
 from tests.support.pod_cluster import expanded, job_of
 
 from multiring import _cli as cli
-from multiring._launch.torchrun_nodes import torchrun_nodes
+from multiring._launch.torchrun_variables import torchrun_nodes
 from multiring._manifests import SYSTEMS, yaml_of
 from multiring._runtime.bootstrap.launchers import identify
 from multiring._settings import Settings, foreign_environment

@@ -143,3 +143,32 @@ assert os.listdir("/proc/self/fd") == descriptors
 assert os.listdir("/proc/self/task") == threads
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("package", ["multiring", "multiring._launch", "multiring._runtime"])
+def test_names_of_first_use_are_those_for_type_checkers(package: str) -> None:
+    """None of them is a module's, because the import of the module would replace the name."""
+    file = SOURCE.joinpath(*package.split(".")[1:], "__init__.py")
+    guarded = [each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.If)]
+    assert len(guarded) == 1
+    declared = [name for each in guarded[0].body if isinstance(each, ast.ImportFrom) for name in each.names]
+    wanted = sorted(each.name for each in declared)
+    script = f"import {package} as made; print(*sorted(set(dir(made)) - {{'__version__'}})); print(*vars(made))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    listed, present = (line.split() for line in done.stdout.splitlines())
+    assert listed == wanted
+    assert not set(present) & set(wanted), "imported before their first use"
+    module = importlib.import_module(package)
+    for name in wanted:
+        assert not (file.parent / name).is_dir()
+        assert not (file.parent / f"{name}.py").exists()
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        module.nothing_like_this  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["multiring._launch.host_agent", "multiring._cli.run"])
+def test_launchers_and_agents_start_without_numpy(module: str) -> None:
+    script = f"import {module}, sys; print(sorted({{'numpy', 'asyncio', 'multiring._native'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

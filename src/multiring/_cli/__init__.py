@@ -1,51 +1,53 @@
 """The `multiring` command. Each subcommand has its own module; only these modules print."""
 
 import argparse
+import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, NoReturn
 
-from multiring._cli import (
-    bench,
-    caffe,
-    data,
-    export,
-    horovodrun,
-    lab,
-    manifest,
-    plan,
-    probe,
-    run,
-    settings,
-    trace,
-    verify,
-    vision,
-)
 from multiring._cli.output import READER_GONE, ReaderGoneError
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._version import VERSION
 from multiring.errors import MultiringError
 
-COMMANDS = {
-    "bench": bench,
-    "caffe": caffe,
-    "data": data,
-    "export": export,
-    "horovodrun": horovodrun,
-    "lab": lab,
-    "manifest": manifest,
-    "plan": plan,
-    "probe": probe,
-    "run": run,
-    "settings": settings,
-    "trace": trace,
-    "verify": verify,
-    "vision": vision,
-}
+_NAMES = (
+    "bench",
+    "caffe",
+    "data",
+    "export",
+    "horovodrun",
+    "lab",
+    "manifest",
+    "plan",
+    "probe",
+    "run",
+    "settings",
+    "trace",
+    "verify",
+    "vision",
+)
 
 
+class _Commands(Mapping[str, ModuleType]):
+    """The module of each command, imported on its first use: most commands need few of multiring's modules."""
+
+    def __getitem__(self, name: str) -> ModuleType:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return importlib.import_module(f"multiring._cli.{name}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+COMMANDS = _Commands()
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -81,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"multiring {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    words = sys.argv[1:] if argv is None else argv
+    for name in words[:1] if words and words[0] in _NAMES else _NAMES:
+        module = COMMANDS[name]
         text = (module.__doc__ or "").partition(": ")[2]
         module.add_arguments(
             commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)

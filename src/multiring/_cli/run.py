@@ -12,7 +12,6 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from multiring._launch import (
 )
 from multiring._settings import inherited_environment
 from multiring.errors import ArgumentError
-from multiring.trace import TakenError, clear, file_path, is_held, merge, part_path, parts_of, unfinished_of
 
 # Option of multiring run -> the options of other launchers with the same meaning.
 _ELSEWHERE = {
@@ -133,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = JobOptions(
         log_dir=asked.log_dir,
         horovod=bool(asked.horovod),
-        timeline=None if asked.timeline is None else file_path(asked.timeline),
+        timeline=None if asked.timeline is None else _path_of_timeline(asked.timeline),
         grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
         variables=variables_of(asked.env),
         stdin_rank=asked.stdin,
@@ -225,35 +223,33 @@ def start(
     return _run(job, options, is_here=hosts is None and node is None)
 
 
+def _path_of_timeline(path: Path) -> Path:
+    """Return the absolute path of a timeline; see `multiring.trace.file_path`."""
+    from multiring.trace import file_path  # noqa: PLC0415 -- it needs NumPy, and most jobs start faster without
+
+    return file_path(path)
+
+
 def _run(job: Callable[[JobOptions], int], options: JobOptions, *, is_here: bool) -> int:
     """Run a job, make its timeline complete, and return its exit code; `is_here`: all ranks are on this host."""
-    options = _with_clear_timeline(options)
+    if options.timeline is None:
+        return _run_alone(job, options)
+    from multiring._cli.run_timeline import make_do_with_parts, with_clear_timeline  # noqa: PLC0415 -- as above
+
+    options = with_clear_timeline(options, options.timeline)
+    try:
+        return _run_alone(job, options)
+    finally:
+        if options.timeline is not None:
+            make_do_with_parts(options.timeline, is_here=is_here)
+
+
+def _run_alone(job: Callable[[JobOptions], int], options: JobOptions) -> int:
     try:
         return job(options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return error.exit_code
-    finally:
-        if options.timeline is not None:
-            _make_do_with_parts(options.timeline, is_here=is_here)
-
-
-def _with_clear_timeline(options: JobOptions) -> JobOptions:
-    """Prepare the path of the timeline, and return the options to use.
-
-    An old timeline at the path is removed. If another job records to the path, the returned options have no timeline.
-
-    Raises:
-        ArgumentError: a file at the path is not a timeline.
-    """
-    if options.timeline is None:
-        return options
-    try:
-        clear(options.timeline)
-    except TakenError as error:
-        print(f"multiring: no timeline of this job is recorded: {error}", file=sys.stderr)
-        return replace(options, timeline=None)
-    return options
 
 
 def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -305,36 +301,6 @@ def variables_of(words: list[str]) -> dict[str, str]:
             raise ArgumentError(f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here")
         found[name] = value if equals else here[name]
     return found
-
-
-def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
-    """Write the timeline from the ranks' parts on this machine if rank 0 could not write it.
-
-    Missing parts and other problems are printed. `is_here` says whether all ranks were on this machine.
-    """
-    found = parts_of(path)
-    left = [each for each in found if not is_held(each)]  # a held part belongs to another job that records now
-    if not left:
-        if is_here and not found and not path.exists():
-            print(
-                f"multiring: nobody wrote the timeline {path}: the program did not join the job (multiring.init()), or "
-                "ended before it joined",
-                file=sys.stderr,
-            )
-        return
-    names = ", ".join(str(each) for each in left)
-    if part_path(path, 0) not in left:
-        print(f"multiring: these parts are not in the timeline that rank 0 wrote: {names}", file=sys.stderr)
-        return
-    try:
-        missing = merge(left, path)
-    except (ArgumentError, OSError) as error:
-        print(f"multiring: no timeline could be made of {names}: {error}", file=sys.stderr)
-        return
-    for each in (*left, *(unfinished_of(path) if left == found else ())):
-        each.unlink(missing_ok=True)
-    lacks = f"; it lacks ranks {', '.join(map(str, missing))}" if missing else ""
-    print(f"multiring: {path} was made from the parts that the ranks wrote before they ended{lacks}", file=sys.stderr)
 
 
 def _count(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from multiring._launch.cores import thread_variables
 from multiring._launch.horovod import CARRIERS, without_position
-from multiring._launch.torchrun_nodes import without_torchrun_nodes
+from multiring._launch.torchrun_variables import without_torchrun_nodes
 from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, environment_of, places_told
 from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring._launch.torchrun_nodes import TorchrunNodes, torchrun_nodes, without_torchrun_nodes
+from multiring._launch.torchrun_variables import TorchrunNodes, torchrun_nodes, without_torchrun_nodes
 from multiring.errors import ArgumentError
 
 WHOLE = {
