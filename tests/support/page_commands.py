@@ -76,6 +76,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("vision_training.md", "multiring vision eval shapes on-two --compare classify --production"): Read(
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),
+    ("doctor.md", "multiring doctor -n 2"): Run("1 host, 2 ranks", "sh -c 'multiring doctor -n 2 || test $? = 1'"),
+    ("doctor.md", "srun -N2 -n4 multiring doctor"): Read(SITE),
+    ("doctor.md", "mpiexec -n 4 multiring doctor"): Read(MPI),
+    ("doctor.md", "multiring run --hosts a:4,b:4 -- multiring doctor"): Read(HOSTS),
     ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

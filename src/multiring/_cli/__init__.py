@@ -9,6 +9,23 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
+from multiring._cli import (
+    bench,
+    caffe,
+    data,
+    doctor,
+    export,
+    horovodrun,
+    lab,
+    manifest,
+    plan,
+    probe,
+    run,
+    settings,
+    trace,
+    verify,
+    vision,
+)
 from multiring._cli.output import READER_GONE, ReaderGoneError
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._version import VERSION
@@ -30,6 +47,23 @@ _NAMES = (
     "verify",
     "vision",
 )
+COMMANDS = {
+    "bench": bench,
+    "caffe": caffe,
+    "data": data,
+    "doctor": doctor,
+    "export": export,
+    "horovodrun": horovodrun,
+    "lab": lab,
+    "manifest": manifest,
+    "plan": plan,
+    "probe": probe,
+    "run": run,
+    "settings": settings,
+    "trace": trace,
+    "verify": verify,
+    "vision": vision,
+}
 
 
 class _Commands(Mapping[str, ModuleType]):

@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from multiring._launch.control_link import ControlLink, control_key
@@ -56,13 +57,15 @@ class ControlListener:
     Args:
         address: where to listen.
         secret: the job's secret.
+        key: returns the key of the proofs. Ranks of srun and torchrun prove the secret itself to rank 0's address
+            before they trust it, so a program that listens in place of rank 0 uses the secret as the key.
 
     Raises:
         LaunchError: the address is in use, or is not this host's.
     """
 
-    def __init__(self, address: TcpAddress, secret: bytes) -> None:
-        self._key = control_key(secret)
+    def __init__(self, address: TcpAddress, secret: bytes, key: Callable[[bytes], bytes] = control_key) -> None:
+        self._key = key(secret)
         self._guests: list[_Guest] = []
         self._met: list[tuple[int, ControlLink]] = []
         self.refusals: deque[str] = deque(maxlen=_SHOWN_REFUSALS)  # the last ones
@@ -160,7 +163,9 @@ class _Hearing:
         self._place.hear(self._guest)
 
 
-def connect(address: str, secret: bytes, node: int, patience_s: float) -> ControlLink:
+def connect(
+    address: str, secret: bytes, node: int, patience_s: float, key: Callable[[bytes], bytes] = control_key
+) -> ControlLink:
     """Connect to the launcher at `address` and return the connection.
 
     The launcher may not listen yet.
@@ -170,6 +175,7 @@ def connect(address: str, secret: bytes, node: int, patience_s: float) -> Contro
         secret: the job's secret.
         node: this host's number in the job.
         patience_s: how long to try.
+        key: as for `ControlListener`.
 
     Raises:
         LaunchError: nobody listened there in time, or the launcher has another secret.
@@ -187,7 +193,7 @@ def connect(address: str, secret: bytes, node: int, patience_s: float) -> Contro
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
             continue
         try:
-            return _proven(sock, control_key(secret), node, min(until, time.monotonic() + _HANDSHAKE_S))
+            return _proven(sock, key(secret), node, min(until, time.monotonic() + _HANDSHAKE_S))
         except (OSError, FrameError) as error:
             # A launcher that ends may have accepted the connection in its last moment; the next one may come.
             failure = str(error)
