@@ -9,23 +9,6 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
-from multiring._cli import (
-    bench,
-    caffe,
-    data,
-    doctor,
-    export,
-    horovodrun,
-    lab,
-    manifest,
-    plan,
-    probe,
-    run,
-    settings,
-    trace,
-    verify,
-    vision,
-)
 from multiring._cli.output import READER_GONE, ReaderGoneError
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._version import VERSION
@@ -35,6 +18,7 @@ _NAMES = (
     "bench",
     "caffe",
     "data",
+    "doctor",
     "export",
     "horovodrun",
     "lab",
@@ -47,23 +31,6 @@ _NAMES = (
     "verify",
     "vision",
 )
-COMMANDS = {
-    "bench": bench,
-    "caffe": caffe,
-    "data": data,
-    "doctor": doctor,
-    "export": export,
-    "horovodrun": horovodrun,
-    "lab": lab,
-    "manifest": manifest,
-    "plan": plan,
-    "probe": probe,
-    "run": run,
-    "settings": settings,
-    "trace": trace,
-    "verify": verify,
-    "vision": vision,
-}
 
 
 class _Commands(Mapping[str, ModuleType]):
