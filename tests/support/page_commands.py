@@ -14,6 +14,7 @@ PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
 CLUSTER = "needs a cluster; it was not run"
+PICTURES = "tests/frameworks/vision/test_vision_start_page.py runs it with a shorter training"
 PAGE = "serves until it is ended; tests/page/test_label_page.py drives it"
 IMAGE = "make image-test runs it as it stands, as root"
 REST = "--meet node0:29400 -n 2 train.py"
@@ -44,6 +45,20 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("vision_start.md", "pip install '.[vision]'"): Read(SHELL),
+    **{
+        ("vision_start.md", command): Read(PICTURES)
+        for command in (
+            "python draw_pictures.py",
+            "multiring vision import pictures pictures --format imagefolder",
+            "multiring vision check pictures",
+            "multiring vision train pictures --kind classify",
+            "multiring vision eval pictures classify",
+            "multiring vision export-model pictures classify",
+            "multiring vision predict pictures/runs/classify/model.onnx question.png --out answers.jsonl",
+            "multiring vision serve pictures/runs/classify/model.onnx",
+        )
+    },
     ("vision_labelling.md", "pip install 'multiring[vision]'"): Read(SHELL),
     ("vision_labelling.md", "multiring vision label shapes"): Read(PAGE),
     (

@@ -259,6 +259,10 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 }
 # Blocks that are not run here: the reason, or the test that runs them.
 NOT_RUN = {
+    (
+        "vision_start.md",
+        "def draw(shape: str) -> Image.Image:",
+    ): "tests/frameworks/vision/test_vision_start_page.py runs it",
     ("adapters.md", "for result in conformance.run(ADAPTER):"): "takes minutes; tests/frameworks/test_conformance.py",
     (
         "caffe.md",
