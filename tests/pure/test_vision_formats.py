@@ -167,6 +167,25 @@ def test_a_folder_that_is_the_project_stays_in_place(tmp_path: Path) -> None:
             }
 
 
+def test_results_are_no_class(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "cat" / "a.png")
+    with VisionProject.create(tmp_path) as project:
+        (project.runs / "first").mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(project.runs / "first" / "curve.png")
+        assert import_labels(project, tmp_path, "imagefolder", "ann").pictures == 1
+        assert project.classes() == ("cat",)
+
+
+def test_class_folders_without_a_picture_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    with (
+        VisionProject.create(tmp_path / "one") as project,
+        pytest.raises(DataError, match="set' has no picture: want pictures in a folder for each class"),
+    ):
+        import_labels(project, tmp_path / "set", "imagefolder", "ann")
+
+
 def coco(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     told: dict[str, Any] = {
         "images": [{"id": 1, "file_name": "a.png", "width": WIDTH, "height": HEIGHT}],

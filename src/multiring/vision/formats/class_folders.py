@@ -6,28 +6,34 @@ from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, pictures_below, require_kinds
 from multiring.vision.labels import Label
 from multiring.vision.pictures import read_picture
+from multiring.vision.project.folder import VisionProject
+from multiring.vision.project.scanning import RUNS
 
 
 def read_class_folders(source: Path, pictures: Path | None = None) -> LabelSet:
     """Read a folder with a folder a class. Pictures may be in deeper folders, too.
 
     Raises:
-        DataError: there is no such folder, a picture is outside of all classes, or a picture cannot be read.
+        DataError: there is no such folder, no picture in it, one outside of all classes, or one that cannot be read.
     """
     root = pictures or source
     if not root.is_dir():
         raise DataError(f"{str(root)!r} is no folder: want a folder with a folder for each class")
-    classes = sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
+    own = RUNS if VisionProject.is_project(root) else None  # results, and no class
+    names = (each.name for each in root.iterdir() if each.is_dir())
+    classes = sorted(each for each in names if each != own and not each.startswith("."))
     found = []
     for path in pictures_below(root):
         parts = PurePosixPath(path).parts
         if len(parts) < 2:
             raise DataError(f"{str(root / path)!r} is in no folder of a class: move it into one")
         if parts[0] not in classes:
-            continue  # a hidden folder
+            continue  # a hidden folder, or that of results
         picture = read_picture(root / path)
         label = Label(class_name=parts[0])
         found.append(LabelledPicture(path=path, width=picture.width, height=picture.height, labels=(label,)))
+    if not found:
+        raise DataError(f"{str(root)!r} has no picture: want pictures in a folder for each class")
     return LabelSet(root=root, classes=tuple(classes), pictures=tuple(sorted(found, key=lambda each: each.path)))
 
 
