@@ -114,10 +114,18 @@ def test_a_file_of_options_that_cannot_be(
     assert re.search(told, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("word", ["=x", "NOT_SET_HERE"])
-def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert main(["run", "-n", "1", "--env", word, "true"]) == 2
-    assert f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here" in capsys.readouterr().err
+def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-n", "1", "--env", "NOT_SET_HERE", "true"]) == 2
+    told = "--env 'NOT_SET_HERE': want NAME=VALUE, or the NAME of a variable that is set here"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["=hunter2"], ["A=1", "=hunter2=x"], ["="], [""]])
+def test_a_value_without_a_name_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["run", "-n", "1", *(each for word in words for each in ("--env", word)), "true"]) == 2
+    err = capsys.readouterr().err
+    assert "--env: there is no name before the `=`; want NAME=VALUE" in err
+    assert "hunter2" not in err
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,16 @@ def hosts_job(number: int, ranks: int = 2) -> tuple[HostsJob, list[HostSession],
     return job, sessions, theirs
 
 
+def test_an_end_that_was_heard_of_is_looked_at_at_once() -> None:
+    """The next message of an agent may come three seconds later."""
+    job, sessions, theirs = hosts_job(0)
+    assert (job._next_wake() or 0.0) > time.monotonic() + 1.0
+    job._hear(sessions[0], {"ended": 0, "code": 3, "lines": [], "memory": "", "start": 0})
+    assert (job._next_wake() or 0.0) <= time.monotonic()
+    for each in theirs:
+        each.close()
+
+
 def test_what_belongs_to_an_earlier_start_is_ignored() -> None:
     job, sessions, theirs = hosts_job(1)
     sessions[0].is_over = False

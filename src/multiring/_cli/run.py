@@ -297,7 +297,9 @@ def variables_of(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         here = inherited_environment()
-        if not name or not (equals or name in here):
+        if not name:  # the value may be a secret
+            raise ArgumentError("--env: there is no name before the `=`; want NAME=VALUE, or the NAME of a variable")
+        if not (equals or name in here):
             raise ArgumentError(f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here")
         found[name] = value if equals else here[name]
     return found

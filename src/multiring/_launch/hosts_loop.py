@@ -172,7 +172,8 @@ class HostsLoop(Job):
             self._stdin.watch(poll, self._host_of[self._stdin.rank])
 
     def _wake_at(self) -> float | None:
-        return self._sessions.wake_at
+        # The loop looks for ends before it hears of them: without a turn at once they would wait for the next message.
+        return time.monotonic() if self._ended else self._sessions.wake_at
 
     def _wait_for_reader(self) -> None:
         self._poll(self._wake_at())  # the agents must hear from this process meanwhile
