@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +172,50 @@ def test_interrupting_once_lets_ranks_save_and_twice_kills(tmp_path: Path) -> No
         _, told = asking.communicate(timeout=30)
         assert asking.returncode == -signal.SIGINT, told
         assert ("killing ranks 0, 1" in told) == (kind == "deaf")
+
+
+def test_an_interrupt_within_the_start_of_the_launcher_leaves_no_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # a handler that raises does so here
+
+    monkeypatch.setattr("multiring._launch.function.subprocess.Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        multiring.run(time.sleep, 2, (1000.0,))
+    assert len(begun) == 1
+    assert begun[0].poll() is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_programs_own_handler_that_raises_ends_silent_ranks(tmp_path: Path) -> None:
+    program = (
+        "import multiring, os, pathlib, signal, sys, time\n"
+        "def silent(folder):\n"
+        "    group = multiring.init()\n"
+        "    pathlib.Path(folder, str(group.rank)).write_text(str(os.getpid()))\n"
+        "    time.sleep(1000)\n"
+        "def leave(*_):\n"
+        "    sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        f"multiring.run(silent, 2, ({str(tmp_path)!r},))\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    asking = subprocess.Popen([sys.executable, str(tmp_path / "program.py")])
+    until = time.monotonic() + 60.0
+    while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    asking.terminate()
+    assert asking.wait(60.0) == 7
+    for rank in range(2):
+        assert not Path("/proc", (tmp_path / str(rank)).read_text()).exists()
 
 
 def test_a_terminals_interrupt_counts_once(tmp_path: Path) -> None:

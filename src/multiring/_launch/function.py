@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -147,32 +148,73 @@ def _remove_abandoned() -> None:
                 shutil.rmtree(folder)
 
 
+class _Interrupts:
+    """Sends Ctrl-C on to the launcher, and raises it after the launcher's end.
+
+    A KeyboardInterrupt within Popen, or while another one is handled, would leave a launcher that nobody knows. Only
+    Python's own handler is replaced: a program's handler need not raise.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._count = self._sent = 0  # of interrupts
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_replaced = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> "_Interrupts":  # noqa: PYI034 -- typing.Self is of 3.11
+        if self._is_replaced:
+            signal.signal(signal.SIGINT, lambda *_: self.take())
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._is_replaced:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._count and kind is None:
+            raise KeyboardInterrupt
+
+    def take(self) -> None:
+        """Take one interrupt: the first lets the ranks save their work, the second kills the ranks."""
+        self._count += 1
+        self._send()
+
+    def to(self, process: "subprocess.Popen[bytes]") -> None:
+        """Send all interrupts to this process."""
+        self._process = process
+        self._send()
+
+    def _send(self) -> None:
+        while self._process is not None and self._sent < self._count:
+            self._sent += 1
+            self._process.send_signal(signal.SIGINT)
+
+
 def _launched(told: Path, variables: Mapping[str, str]) -> int:
     """Run the launcher process and return its exit code. Ctrl-C stops the ranks, and is raised after their end."""
-    process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-        [sys.executable, "-m", "multiring._launch.function_launcher", str(os.getpid()), str(told)],
-        env={**inherited_environment(), **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        # A terminal sends Ctrl-C to the whole process group. The launcher gets it from this process only: it takes a
-        # second SIGINT as the wish to kill the ranks at once. If this process dies, the kernel kills the launcher.
-        start_new_session=True,
-    )
-    with process:
-        interrupts: list[KeyboardInterrupt] = []
-        while True:
-            try:
-                _pass_on(process)
-                code = process.wait()
-                break
-            except KeyboardInterrupt as error:  # the first lets the ranks save their work, the second kills the ranks
-                interrupts.append(error)
-                process.send_signal(signal.SIGINT)
-        for first in interrupts:
-            raise first
-        return code
+    command = [sys.executable, "-m", "multiring._launch.function_launcher", str(os.getpid()), str(told)]
+    with _Interrupts() as interrupts:
+        process = subprocess.Popen(  # noqa: S603 -- a module of multiring
+            command,
+            env={**inherited_environment(), **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            # A terminal sends Ctrl-C to the whole process group. The launcher gets it from this process only: it takes
+            # a second SIGINT as the wish to kill the ranks at once. If this process dies, the kernel kills the
+            # launcher.
+            start_new_session=True,
+        )
+        with process:
+            interrupts.to(process)
+            while True:
+                try:
+                    _pass_on(process)
+                    return process.wait()
+                except KeyboardInterrupt:  # of a handler of the program
+                    interrupts.take()
+                except BaseException:  # as above, or the output cannot be shown; ranks that print nothing would run on
+                    process.terminate()
+                    raise
 
 
 def _pass_on(process: "subprocess.Popen[bytes]") -> None:
