@@ -92,6 +92,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),
     ("doctor.md", "multiring doctor -n 2"): Run("1 host, 2 ranks", "sh -c 'multiring doctor -n 2 || test $? = 1'"),
+    **{
+        ("doctor.md", command): Read("needs what a run has left; tests/pure/test_diagnosis_runs.py")
+        for command in ("multiring doctor --timeline trace.json.gz", "multiring doctor --run runs/digits")
+    },
     ("doctor.md", "srun -N2 -n4 multiring doctor"): Read(SITE),
     ("doctor.md", "mpiexec -n 4 multiring doctor"): Read(MPI),
     ("doctor.md", "multiring run --hosts a:4,b:4 -- multiring doctor"): Read(HOSTS),

@@ -9,12 +9,23 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 from multiring._cli.data import size_of
 from multiring._cli.output import show
 from multiring._diagnosis.doctor import DoctorOptions, check_job
 from multiring._diagnosis.readings import Needs
-from multiring._diagnosis.report import COULD_NOT_LOOK, FOUND, HealthReport, as_json, as_text
+from multiring._diagnosis.report import (
+    COULD_NOT_LOOK,
+    FOUND,
+    HealthReport,
+    as_json,
+    as_text,
+    finding_as_json,
+    findings_text,
+)
+from multiring._diagnosis.run_record import record_findings
+from multiring._diagnosis.slow_run import read_timeline, run_findings
 from multiring._settings import Settings, foreign_environment
 from multiring.errors import ArgumentError, MultiringError
 
@@ -48,11 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"descriptors that a rank must be able to open (default {_NEEDS.files})",
     )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE", help="name the straggler and the phase of a run that was slow"
+    )
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="read the record of a run of multiring.training")
     parser.add_argument("--json", action="store_true", help="print one JSON object with all readings")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the report and return the exit code."""
+    if arguments.timeline is not None or arguments.run is not None:
+        return _of_records(arguments)
 
     def stuck(report: HealthReport | None) -> None:
         if report is not None:
@@ -75,6 +92,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _print(report, as_object=arguments.json)
     return report.code
+
+
+def _of_records(arguments: argparse.Namespace) -> int:
+    """Look at what a run has left; no host is looked at."""
+    found = []
+    try:
+        if arguments.timeline is not None:
+            found += run_findings(read_timeline(arguments.timeline))
+        if arguments.run is not None:
+            found += record_findings(arguments.run)
+    except MultiringError as error:
+        print(f"multiring: could not look: {error}", file=sys.stderr)
+        return COULD_NOT_LOOK
+    if arguments.json:
+        show(json.dumps({"code": FOUND if found else 0, "findings": [finding_as_json(each) for each in found]}))
+    else:
+        show("\n".join(findings_text(found) or ["nothing is wrong"]))
+    return FOUND if found else 0
 
 
 def _print(report: HealthReport, *, as_object: bool) -> None:

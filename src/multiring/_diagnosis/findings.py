@@ -27,6 +27,12 @@ class FindingKind(Enum):
     GPU = "gpu"
     NCCL = "nccl"
     SILENT = "silent"
+    STRAGGLER = "straggler"
+    COMMUNICATION = "communication"
+    RAIL_LOST = "rail-lost"
+    LOSS = "loss"
+    INPUT = "input"
+    SLOWED = "slowed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
