@@ -117,6 +117,25 @@ class _Message:
         self.first_s = self.last_s = self.slowest_s = 0.0
 
 
+class _Costs(NamedTuple):
+    """The constants of a Way, unpacked at once in the innermost loops."""
+
+    port: int
+    latency_s: float
+    overhead_s: float
+    bytes_per_s: float
+    reduce_bytes_per_s: float
+    uplink_bytes_per_s: float | None
+    leaves: tuple[int, ...]
+    enters: tuple[int, ...]
+
+    @classmethod
+    def of(cls, way: Way) -> "_Costs":
+        link = way.link
+        rates = link.bandwidth_bytes_per_s, link.reduce_bytes_per_s, way.uplink_bytes_per_s
+        return cls(way.port, link.latency_s, link.overhead_s, *rates, way.leaves, way.enters)
+
+
 class _Run:
     def __init__(
         self,
@@ -130,7 +149,9 @@ class _Run:
         self.lanes = min(segments, MOST_LANES)
         self.segments = segments
         self.ranks = [_Rank(steps, ports, self.lanes, segments) for steps in programs]
-        self.ways = ways
+        # Ranks usually have the same ways, as the same objects.
+        known = {id(own): tuple(map(_Costs.of, own)) for own in {id(own): own for own in ways}.values()}
+        self.costs = [known[id(own)] for own in ways]
         self.chunk_bytes = chunk_bytes
         self.shared_bytes_per_s = shared_bytes_per_s
         self.shared_free = [0.0] * len(shared_bytes_per_s)
@@ -159,87 +180,92 @@ class _Run:
         heappush(self.events, (time, self.count, rank, message))
 
     def _pass_shared(self, message: _Message) -> None:
-        """Pass a message through the next link that it shares with other messages, at the time of its first byte.
+        """Pass a message through the next links that it shares with other messages, at the time of its first byte.
 
-        The link is busy for the message's bytes at its own rate, so that several slower wires together can fill it. It
+        A link is busy for the message's bytes at its own rate, so that several slower wires together can fill it. It
         forwards while it receives: from then on, the bytes follow each other at the slowest rate that they have met.
         """
-        index = message.left[0]
-        message.left = message.left[1:]
-        busy_s = message.size_bytes / self.shared_bytes_per_s[index]
-        self.shared_free[index] = max(message.first_s, self.shared_free[index]) + busy_s
-        message.last_s = max(message.last_s, self.shared_free[index])
-        message.slowest_s = max(message.slowest_s, busy_s)
-        message.first_s = message.last_s - message.slowest_s
-        self._forward(message)
-
-    def _forward(self, message: _Message) -> None:
-        """Schedule a message's arrival at the next shared link, or else at its receiver."""
+        time = message.first_s
+        while message.left and message.first_s <= time:
+            index = message.left[0]
+            message.left = message.left[1:]
+            busy_s = message.size_bytes / self.shared_bytes_per_s[index]
+            free = self.shared_free[index] = max(message.first_s, self.shared_free[index]) + busy_s
+            message.last_s = max(message.last_s, free)
+            message.slowest_s = max(message.slowest_s, busy_s)
+            message.first_s = message.last_s - message.slowest_s
         self._push(message.first_s if message.left else message.last_s, message.to, message)
 
     def _deliver(self, time: float, message: _Message) -> None:
         """Pass a message through the receiver's port, and schedule the receiver's next event after it."""
         index = message.to
-        rank, way = self.ranks[index], self.ways[index][message.axis]
-        link = way.link
-        begun = max(rank.in_free[way.port], message.first_s)
-        through = max(time, begun + message.size_bytes / link.bandwidth_bytes_per_s)
-        rank.in_free[way.port] = through
-        there = max(through, rank.in_handled[way.port] + link.overhead_s)
-        rank.in_handled[way.port] = there
+        rank, way = self.ranks[index], self.costs[index][message.axis]
+        port = way.port
+        begun = max(rank.in_free[port], message.first_s)
+        through = max(time, begun + message.size_bytes / way.bytes_per_s)
+        rank.in_free[port] = through
+        there = max(through, rank.in_handled[port] + way.overhead_s)
+        rank.in_handled[port] = there
         rank.arrived[message.segment].setdefault(message.queue, deque()).append(there)
         self._push(max(there, rank.now), index, None)
 
     def _work(self, index: int) -> None:
         """Run all steps that a rank can run now. After a step that takes time, schedule the rest for its end."""
-        rank, ways = self.ranks[index], self.ways[index]
+        rank, ways = self.ranks[index], self.costs[index]
+        steps, ended = rank.steps, False
         for lane in rank.lanes:
             while lane.segment < self.segments:
-                if lane.at == len(rank.steps):
+                if lane.at == len(steps):
                     lane.segment += self.lanes
                     lane.at = 0
+                    ended = True
                     continue
-                step = rank.steps[lane.at]
-                arrived = rank.arrived[lane.segment]
-                if any(not arrived.get(queue) or arrived[queue][0] > rank.now for queue in step.takes):
+                step = steps[lane.at]
+                if step.takes and not _take(rank.arrived[lane.segment], step.takes, rank.now):
                     break
-                for queue in step.takes:
-                    arrived[queue].popleft()
                 lane.at += 1
                 if step.axis >= 0:
-                    rank.now += step.chunks * self.chunk_bytes / ways[step.axis].link.reduce_bytes_per_s
+                    rank.now += step.chunks * self.chunk_bytes / ways[step.axis].reduce_bytes_per_s
                 if step.sends:
                     self._send(rank, ways, lane.segment, step)
                 if step.axis >= 0:
-                    self._sort(rank)
                     self._push(rank.now, index, None)
+                    if ended:
+                        rank.lanes.sort(key=_segment_of)
                     return
-        self._sort(rank)
+        if ended:
+            rank.lanes.sort(key=_segment_of)
 
-    def _sort(self, rank: _Rank) -> None:
-        rank.lanes.sort(key=_segment_of)
-
-    def _send(self, rank: _Rank, ways: Sequence[Way], segment: int, step: TimedStep) -> None:
+    def _send(self, rank: _Rank, ways: Sequence[_Costs], segment: int, step: TimedStep) -> None:
         size_bytes = step.chunks * self.chunk_bytes * step.carried
         for axis, to, queue in step.sends:
-            way = ways[axis]
-            link = way.link
-            handled = max(rank.now, rank.out_handled[way.port]) + link.overhead_s
-            rank.out_handled[way.port] = handled
-            start = max(handled, rank.out_free[way.port])
-            wire_s = size_bytes / link.bandwidth_bytes_per_s
+            port, latency_s, overhead_s, bytes_per_s, _, uplink_bytes_per_s, leaves, _ = ways[axis]
+            handled = max(rank.now, rank.out_handled[port]) + overhead_s
+            rank.out_handled[port] = handled
+            start = max(handled, rank.out_free[port])
+            wire_s = size_bytes / bytes_per_s
             end = start + wire_s
-            rank.out_free[way.port] = end
-            if way.uplink_bytes_per_s is not None:
-                rank.uplink_free = max(start, rank.uplink_free) + size_bytes / way.uplink_bytes_per_s
+            rank.out_free[port] = end
+            if uplink_bytes_per_s is not None:
+                rank.uplink_free = max(start, rank.uplink_free) + size_bytes / uplink_bytes_per_s
                 end = max(end, rank.uplink_free)
-            message = _Message(to, segment, queue, axis, size_bytes)
             # The latency is that of the whole way. It comes before the shared links, so that messages queue for a
             # receiver's link in the order in which they reach it.
-            message.first_s, message.last_s = start + link.latency_s, end + link.latency_s
-            message.slowest_s = wire_s
-            message.left = way.leaves + self.ways[to][axis].enters
-            self._forward(message)
+            message = _Message(to, segment, queue, axis, size_bytes)
+            message.first_s, message.last_s, message.slowest_s = start + latency_s, end + latency_s, wire_s
+            message.left = leaves + self.costs[to][axis].enters
+            self._push(message.first_s if message.left else message.last_s, to, message)
+
+
+def _take(arrived: dict[int, deque[float]], queues: tuple[int, ...], now: float) -> bool:
+    """Take one message from each queue, if all have one that has arrived by now."""
+    for queue in queues:
+        waiting = arrived.get(queue)
+        if not waiting or waiting[0] > now:
+            return False
+    for queue in queues:
+        arrived[queue].popleft()
+    return True
 
 
 def _segment_of(lane: _Lane) -> int:

@@ -26,6 +26,10 @@ class Link:
     reduce_bytes_per_s: float
 
     def __post_init__(self) -> None:
+        times, rates = (self.latency_s, self.overhead_s), (self.bandwidth_bytes_per_s, self.reduce_bytes_per_s)
+        # Clusters have many links, so the usual case is fast.
+        if min(times) >= 0 and min(rates) > 0 and not math.isnan(sum(times) + sum(rates)):
+            return
         for name in (each.name for each in fields(self)):
             value = getattr(self, name)
             is_time = name.endswith("_s") and not name.endswith("_per_s")
