@@ -10,4 +10,4 @@ from multiring._topology.devices import (
 )
 from multiring._topology.grid import coordinates_of, grid_of, hosts_by_rack, neighbours, strides_of
 from multiring._topology.model import SHM, TCP, Link, OwnRails, Rack, Topology
-from multiring._topology.text import text_of, topology_of
+from multiring._topology.text import text_of, topology_of, topology_of_table

@@ -59,6 +59,15 @@ def topology_of(text: str) -> Topology:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"the topology is not valid TOML: {error}") from None
+    return topology_of_table(table)
+
+
+def topology_of_table(table: Mapping[str, Any]) -> Topology:
+    """Return the same from parsed TOML.
+
+    Raises:
+        ArgumentError: `table` is not a topology; the message says what is expected.
+    """
     _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns", "devices"), "the topology")
     takes_turns = table.get("takes_turns", False)
     if not isinstance(takes_turns, bool):
