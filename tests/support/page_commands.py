@@ -96,9 +96,16 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         ("doctor.md", command): Read("needs what a run has left; tests/pure/test_diagnosis_runs.py")
         for command in ("multiring doctor --timeline trace.json.gz", "multiring doctor --run runs/digits")
     },
-    ("doctor.md", "srun -N2 -n4 multiring doctor"): Read(SITE),
-    ("doctor.md", "mpiexec -n 4 multiring doctor"): Read(MPI),
-    ("doctor.md", "multiring run --hosts a:4,b:4 -- multiring doctor"): Read(HOSTS),
+    ("doctor.md", "srun -N2 -n4 multiring doctor"): Read("needs Slurm; tests/slurm/test_slurm_doctor.py runs it"),
+    ("doctor.md", "mpiexec -n 4 multiring doctor"): Read("needs an mpiexec; tests/wire/test_doctor.py"),
+    ("doctor.md", "multiring doctor --hosts a:4,b:4"): Read("needs hosts a and b; tests/ssh/test_ssh_doctor.py"),
+    (
+        "doctor.md",
+        (
+            "torchrun --nnodes=2 --nproc-per-node=2 --master-addr=a --master-port=29500 --node-rank=0 --no-python "
+            "multiring doctor"
+        ),
+    ): Read("needs hosts; tests/wire/test_doctor.py runs it on one host"),
     ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

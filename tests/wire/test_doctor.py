@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.wire.test_launchers import environment, mpi_job, run
 
 from multiring._cli import main
+from multiring._diagnosis.transfers import slope_of
 from multiring._settings import inherited_environment
 
 RANK = Path(__file__).parents[2] / "benchmarks" / "evidence" / "doctor" / "rank.py"
@@ -17,7 +19,7 @@ IN_A_LAB = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root
 LONGEST_S = 150.0  # a check takes 10 s, and several times that if the cores are busy
 
 
-def report_of(*words: str, code: int | None = None, **variables: str) -> dict[str, Any]:
+def report_of(*words: str, **variables: str) -> dict[str, Any]:
     """Return the report that `multiring WORDS...` prints."""
     done = subprocess.run(
         [sys.executable, "-m", "multiring", *words],
@@ -27,11 +29,16 @@ def report_of(*words: str, code: int | None = None, **variables: str) -> dict[st
         timeout=LONGEST_S,
         check=False,
     )
+    report = printed(done)
+    assert report["code"] == done.returncode, (report["findings"], done.stderr)
+    return report
+
+
+def printed(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    """Return the one report in the output of a job."""
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '"findings"' in line]
     assert len(lines) == 1, (done.stdout, done.stderr)
     report: dict[str, Any] = json.loads(lines[0])
-    assert report["code"] == done.returncode, (report["findings"], done.stderr)
-    assert code is None or done.returncode == code
     return report
 
 
@@ -96,6 +103,37 @@ def test_ranks_of_one_host_are_counted() -> None:
     assert [host["ranks"] for host in report["hosts"]] == [2]
 
 
+@pytest.mark.parametrize("starts", ["mpich", "openmpi"])
+@pytest.mark.parametrize("loads", ["mpich", "openmpi"])
+def test_an_mpi_that_another_mpi_started_is_a_finding(starts: str, loads: str) -> None:
+    prefix, variables = mpi_job(starts)
+    variables |= {"MPI4PY_LIBMPI": mpi_job(loads)[1]["MPI4PY_LIBMPI"]}
+    command = [*prefix, sys.executable, "-m", "multiring", "doctor", "--json", "--need-shm", "0", "--need-files", "64"]
+    report = printed(run(command, variables))
+    kinds = {kind for kind, _ in named(report)} - {"oversubscribed"}
+    assert kinds == (set() if starts == loads else {"mpi"})
+    if starts == loads:
+        assert [host["ranks"] for host in report["hosts"]] == [2]
+
+
+def test_torchrun() -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--no-python"]
+    command = [sys.executable, "-W", "ignore", *torchrun, sys.executable, "-m", "multiring", "doctor", "--json"]
+    report = printed(run([*command, "--need-shm", "0", "--need-files", "64", "-n", "1"], environment()))
+    assert named(report) == {}
+    assert [host["ranks"] for host in report["hosts"]] == [1]
+
+
+@pytest.mark.parametrize("count", [21, 22])
+def test_the_rate_is_a_slope_that_late_acknowledgements_do_not_change(count: int) -> None:
+    steady = [(0.1 * at, 1000 * at) for at in range(count)]
+    late = [(seconds, size - 700 * (at % 10 == 3)) for at, (seconds, size) in enumerate(steady)]
+    assert slope_of(steady) == pytest.approx(10_000)
+    assert slope_of(late) == pytest.approx(10_000)
+    assert slope_of([(0.1 * at, 0) for at in range(count)]) is None
+    assert slope_of([(0.0, 0)] * count) is None
+
+
 @IN_A_LAB
 def test_healthy_hosts_have_no_finding() -> None:
     report = lab(4, [], "--rack", "2", "--uplink", "50mbit", "--slots", "1,2,1,1")
@@ -137,6 +175,6 @@ def test_ill_hosts_are_named() -> None:
 
 @IN_A_LAB
 def test_a_host_that_does_not_come_is_a_finding_and_the_report_comes() -> None:
-    report = lab(3, [{"host": "host1", "do": "silent"}])
+    report = lab(3, [{"host": "host1", "do": "late", "value": 61}])
     assert set(named(report)) == {("silent", "rank 1")}
     assert [host["name"] for host in report["hosts"]] == ["host0", "host2"]

@@ -5,6 +5,7 @@ the kernel's routes, filters, limits and interfaces are changed. The versions, t
 are changed where the doctor reads them.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -135,17 +136,26 @@ def throttled(fault: Fault) -> None:
     put(host, "_throttled_s", lambda: fault["value"] * time.monotonic())
 
 
-def silent(_fault: Fault) -> None:
-    """Never come."""
-    time.sleep(60)
-    sys.exit(0)
+def devices(fault: Fault) -> None:
+    """Show the host stand-ins of GPUs, their driver and NCCL. tests/standin/nvml.cc lists their settings."""
+    become_rank(fault["settings"])
+    for path in fault["libraries"]:
+        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+    put(host, "torch_cuda", lambda: fault["torch_cuda"])
+
+
+def late(fault: Fault) -> None:
+    """Come later by some seconds, or, beyond a minute, never."""
+    time.sleep(min(fault["value"], 60))
+    if fault["value"] > 60:
+        sys.exit(0)
 
 
 FAULTS: dict[str, Callable[[Fault], None]] = {
     each.__name__: each
     for each in (
         *(version, mtu, rate, link, firewall, no_route, down, variable, memory, files, shm, clock, slow_work),
-        *(throttled, silent),
+        *(throttled, devices, late),
     )
 }
 

@@ -9,12 +9,14 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from multiring._cli.data import size_of
 from multiring._cli.output import show
 from multiring._diagnosis.doctor import DoctorOptions, check_job
-from multiring._diagnosis.readings import Needs
+from multiring._diagnosis.over_ssh import answering, check_over_ssh, planned_hosts
+from multiring._diagnosis.readings import Absence, Needs, Readings
 from multiring._diagnosis.report import (
     COULD_NOT_LOOK,
     FOUND,
@@ -24,9 +26,10 @@ from multiring._diagnosis.report import (
     finding_as_json,
     findings_text,
 )
+from multiring._diagnosis.rules import findings_of
 from multiring._diagnosis.run_record import record_findings
 from multiring._diagnosis.slow_run import read_timeline, run_findings
-from multiring._settings import Settings, foreign_environment
+from multiring._settings import Settings, become_rank, foreign_environment
 from multiring.errors import ArgumentError, MultiringError
 
 _NEEDS = Needs()
@@ -35,6 +38,10 @@ _MIB = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument(
+        "--hosts", metavar="HOSTS", help="check these hosts, by ssh: a,b, or with numbers of ranks: a:4,b:4"
+    )
+    parser.add_argument("--told", action="store_true", help=argparse.SUPPRESS)  # the place comes by standard input
     parser.add_argument(
         "-n", type=int, metavar="N", help="number of ranks that each host is to have (default: as the check has)"
     )
@@ -84,6 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
     needs = Needs(memory_bytes=arguments.need_memory, shm_bytes=arguments.need_shm, files=arguments.need_files)
     options = DoctorOptions(needs=needs, planned=arguments.n, stuck=stuck)
     try:
+        if arguments.hosts is not None:
+            return _over_ssh(arguments)
+        if arguments.told:
+            options = _told(options)
         report = check_job(Settings.from_environment(), foreign_environment(), options)
     except MultiringError as error:
         print(f"multiring: could not look: {error}", file=sys.stderr)
@@ -92,6 +103,36 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _print(report, as_object=arguments.json)
     return report.code
+
+
+def _told(options: DoctorOptions) -> DoctorOptions:
+    """Take the place in the job that the launching doctor sends, and return the options that it sends."""
+    told = json.loads(sys.stdin.readline())
+    become_rank(told["variables"])
+    absent = tuple(Absence(**each) for each in told["absent"])
+    return replace(options, peers=tuple(told["peers"]), planned=told["planned"], absent=absent)
+
+
+def _over_ssh(arguments: argparse.Namespace) -> int:
+    """Start a checker on each host, and print what rank 0 prints."""
+    settings = Settings.from_environment()
+    hosts = planned_hosts(arguments.hosts, arguments.n)
+    found, absent = answering(hosts)
+    if not found:
+        readings = Readings(hosts=(), absent=tuple(absent))
+        report = HealthReport(readings=readings, findings=findings_of(readings, _NEEDS), seconds=0.0)
+        _print(report, as_object=arguments.json)
+        return report.code
+    words = ["--need-memory", str(arguments.need_memory), "--need-shm", str(arguments.need_shm)]
+    words += ["--need-files", str(arguments.need_files), *(["--json"] if arguments.json else [])]
+    remote = check_over_ssh(found, absent, words, settings)
+    if remote.output:
+        show(remote.output.rstrip())
+    if remote.code is not None and remote.output:
+        return remote.code
+    why = remote.said or "it gave no report"
+    print(f"multiring: could not look: rank 0 on {found[0].name}: {why}", file=sys.stderr)
+    return COULD_NOT_LOOK
 
 
 def _of_records(arguments: argparse.Namespace) -> int:

@@ -16,10 +16,12 @@ from multiring._diagnosis.rules import findings_of
 from multiring._runtime.bootstrap.addresses import LocalAddress, parse_address
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.launchers import identify, place_told
+from multiring._runtime.engines.mpi_library import load_mpi
 from multiring._settings import Settings
 from multiring.errors import LaunchError, MultiringError
 
-_OF_MPI = ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "PMI_RANK", "PMIX_RANK")
+_OF_MPIEXEC = ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+_OF_MPI = (*_OF_MPIEXEC, "PMI_RANK", "PMIX_RANK")
 _PATIENCE_S = 15.0  # for all ranks; a rank needs seconds to start on busy cores
 
 
@@ -28,9 +30,10 @@ class DoctorOptions:
     """Options of a check.
 
     - needs: what a host must have.
-    - planned: the number of ranks that a host is to have; None: as many as the check has.
+    - planned: the number of ranks that this host is to have; None: as many as the check has.
     - peers: the names of the job's hosts, if the topology file does not have them. Hosts use them to reach rank 0
       through another host.
+    - absent: hosts that are known not to answer; on rank 0.
     - patience_s: how long to wait for all ranks.
     - stuck: called if the launcher's own means do not end, with the report that rank 0 then has, and None on
       other ranks. It must end the process.
@@ -39,6 +42,7 @@ class DoctorOptions:
     needs: Needs = field(default_factory=Needs)
     planned: int | None = None
     peers: tuple[str, ...] = ()
+    absent: tuple[Absence, ...] = ()
     patience_s: float = _PATIENCE_S
     stuck: Callable[[HealthReport | None], None] = lambda _: None
 
@@ -51,7 +55,7 @@ def check_job(
     Args:
         settings: this process's settings.
         foreign: the variables of other launchers.
-        options: the options, the same on all ranks.
+        options: the options.
         checker: takes the readings of this host.
 
     Raises:
@@ -78,6 +82,8 @@ def check_job(
     watchdog.daemon = True
     watchdog.start()
     try:
+        if patient.rank is None and any(name in foreign for name in _OF_MPIEXEC):
+            load_mpi(foreign, refuses_others=True)
         identity = identify(patient, foreign)
     except LaunchError as error:
         if not any(name in foreign for name in _OF_MPI):
@@ -86,7 +92,7 @@ def check_job(
     finally:
         watchdog.cancel()
     if identity.rank:
-        attend(identity, checker, _peers(settings, options), options.patience_s)
+        attend(identity, checker, _peers(settings, options), options.patience_s, options.planned)
         return None
     readings = _examined(identity, checker, settings, options)
     return HealthReport(
@@ -101,8 +107,9 @@ def _examined(identity: Identity, checker: HostChecker, settings: Settings, opti
         # All ranks are on this host, which rank 0 checks alone.
         planned = planned or identity.size
         identity = replace(identity, size=1)
-    with contextlib.closing(RankLinks(identity, checker)) as links:
-        examination = Examination(links, identity.size, topology_here(settings), options.patience_s, planned)
+    with contextlib.closing(RankLinks(identity, checker, planned)) as links:
+        known = topology_here(settings)
+        examination = Examination(links, identity.size, known, options.patience_s, options.absent)
         return examination.run(identity.stop_telling)
 
 

@@ -21,7 +21,7 @@ _MOST_MEASURED = 32  # hosts to which one host measures the rate
 _DRAIN_S, _RATE_S, _ANSWER_S = 0.2, 0.6, 5.0
 _RATES_S = 15.0  # all rates; with many hosts and rails, some pairs are left out
 # A link below this share of the fastest is measured again, as long as there is time: other work makes a rate smaller,
-# but never greater. Under load, single measurements of 100 Mbit/s gave 69 to 97, and the best of three 90 to 97.
+# and hardly ever greater (docs/decisions/0141-doctor.md).
 _CLEAR = 0.95
 _MOST_AGAIN = 6
 
@@ -34,18 +34,22 @@ class Examination:
         size: the number of ranks.
         topology: the topology file's contents, for the racks; None without one.
         patience_s: how long to wait for all ranks.
-        planned: the number of ranks that a host is to have, None: as many as it has now.
+        absent: hosts that are known not to answer.
     """
 
     def __init__(
-        self, links: RankLinks, size: int, topology: Topology | None, patience_s: float, planned: int | None = None
+        self,
+        links: RankLinks,
+        size: int,
+        topology: Topology | None,
+        patience_s: float,
+        absent: Sequence[Absence] = (),
     ) -> None:
         self._links = links
         self._size = size
         self._topology = topology
         self._patience_s = patience_s
-        self._planned = planned
-        self._absent: list[Absence] = []
+        self._absent = list(absent)
         self._unread: list[str] = []
         self._hosts: dict[int, HostReading] = {}  # by the rank of the host's checker
         self._racks: tuple[int, ...] = ()
@@ -97,7 +101,8 @@ class Examination:
                 self._lose(rank, f"the host of rank {rank}", "its reading")
                 continue
             cpus = frozenset().union(*(each.cpus for each in ranks))
-            count = len(ranks) if self._planned is None else self._planned
+            planned = ranks[0].planned
+            count = len(ranks) if planned is None else planned
             self._hosts[rank] = replace(reading_told(told[rank]), ranks=count, cores=len(cpus))
         self._hosts = _with_different_names(self._hosts)
         self._racks = _racks_of(self._topology, [host.name for host in self._hosts.values()])

@@ -29,16 +29,20 @@ _QUIET_S = 90.0  # longer than a check; a rank 0 that says nothing for this long
 
 @dataclass(frozen=True, slots=True)
 class ArrivedRank:
-    """A rank that has come: its host, and the CPUs that it may use."""
+    """A rank that has come: its host, the CPUs that it may use, and the number of ranks that its host is to have.
+
+    `planned` is None if the host is to have as many ranks as come.
+    """
 
     rank: int
     host: str
     cpus: frozenset[int]
+    planned: int | None = None
 
 
-def arrival_here(rank: int) -> ArrivedRank:
+def arrival_here(rank: int, planned: int | None) -> ArrivedRank:
     """Return this rank's arrival."""
-    return ArrivedRank(rank, host_id(), frozenset(os.sched_getaffinity(0)))
+    return ArrivedRank(rank, host_id(), frozenset(os.sched_getaffinity(0)), planned)
 
 
 class RankLinks:
@@ -47,13 +51,15 @@ class RankLinks:
     Args:
         identity: rank 0's identity. With one rank, nothing listens.
         checker: the checker of rank 0's own host.
+        planned: the number of ranks that rank 0's host is to have, None: as many as come.
 
     Raises:
         LaunchError: rank 0 cannot listen.
     """
 
-    def __init__(self, identity: Identity, checker: HostChecker) -> None:
+    def __init__(self, identity: Identity, checker: HostChecker, planned: int | None = None) -> None:
         self._checker = checker
+        self._planned = planned
         self._links: dict[int, ControlLink] = {}
         self._size = identity.size
         self._asked = 0
@@ -70,11 +76,13 @@ class RankLinks:
     def arrive(self, within_s: float) -> list[ArrivedRank]:
         """Wait until all ranks have come, or the time has passed; return those that came, in the order of the ranks."""
         until = time.monotonic() + within_s
-        found = {0: arrival_here(0)}
+        found = {0: arrival_here(0, self._planned)}
         while len(found) < self._size and (left_s := until - time.monotonic()) > 0:
             for rank, message in self._hear(left_s):
                 with contextlib.suppress(KeyError, TypeError):
-                    found[rank] = ArrivedRank(rank, str(message["host"]), frozenset(message["cpus"]))
+                    found[rank] = ArrivedRank(
+                        rank, str(message["host"]), frozenset(message["cpus"]), message["planned"]
+                    )
         return [found[rank] for rank in sorted(found)]
 
     def ask(self, questions: Mapping[int, Message], within_s: float) -> dict[int, Any]:
@@ -145,7 +153,9 @@ class RankLinks:
         self._checker.close()
 
 
-def attend(identity: Identity, checker: HostChecker, peers: tuple[str, ...], patience_s: float) -> None:
+def attend(
+    identity: Identity, checker: HostChecker, peers: tuple[str, ...], patience_s: float, planned: int | None = None
+) -> None:
     """Answer rank 0's questions on another rank, until rank 0 dismisses it or its connection ends.
 
     If rank 0 cannot be reached, the rank tries to reach it through the hosts of `peers`, on the same port.
@@ -155,6 +165,7 @@ def attend(identity: Identity, checker: HostChecker, peers: tuple[str, ...], pat
         checker: the checker of this host.
         peers: the names of the job's hosts, as far as they are known.
         patience_s: how long to try to reach rank 0.
+        planned: the number of ranks that this host is to have, None: as many as come.
 
     Raises:
         LaunchError: rank 0 was not reached.
@@ -167,8 +178,8 @@ def attend(identity: Identity, checker: HostChecker, peers: tuple[str, ...], pat
             stack.enter_context(contextlib.closing(Relay(address)))
         link = _found(identity, address, peers, patience_s)
         stack.callback(link.close)
-        arrival = arrival_here(identity.rank)
-        link.send(host=arrival.host, cpus=sorted(arrival.cpus))
+        arrival = arrival_here(identity.rank, planned)
+        link.send(host=arrival.host, cpus=sorted(arrival.cpus), planned=arrival.planned)
         stack.callback(checker.close)
         _serve(link, checker)
 

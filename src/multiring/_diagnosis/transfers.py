@@ -1,14 +1,15 @@
 """Connections between two hosts for a check: whether they can be made, and how fast bytes travel.
 
 A host listens on each of its rails, and discards what arrives. The rate is what the kernel of the sending host knows:
-the bytes that the other kernel has acknowledged, divided by the time in which there were bytes to send and room for
-them. So a program that waits for a busy core does not make the link look slow.
+the segments that have arrived at the other one, and the time in which there were bytes to send. So a program that waits
+for a busy core does not make the link look slow, as long as the kernel has bytes to send.
 """
 
 import contextlib
 import hmac
 import selectors
 import socket
+import statistics
 import struct
 import threading
 import time
@@ -27,10 +28,12 @@ _CONNECT_S = 3.0
 _MOST_AT_ONCE = 32
 _NOT_STARTED_S = 2.0
 _LINGER = struct.pack("ii", 1, 0)  # close resets the connection, so that nothing of it is on the way any more
-# <linux/tcp.h>, struct tcp_info: offsets of tcpi_bytes_acked, tcpi_busy_time and tcpi_rwnd_limited, all of 64 bits
-_INFO_BYTES = 192
-_ACKED, _BUSY_US, _NO_ROOM_US = 120, 168, 176
-_LEAST_BUSY = 0.2  # of the time; a sender that had less to send for its link says nothing about the link
+# <linux/tcp.h>, struct tcp_info: offsets of tcpi_snd_mss and tcpi_delivered, of 32 bits, and of tcpi_busy_time, of 64.
+# tcpi_bytes_acked stands still while a lost segment is sent again, and then jumps: tcpi_delivered does not.
+# tcpi_rwnd_limited is not subtracted: the link is busy then, too, if a queue before it holds the bytes.
+_INFO_BYTES = 200
+_SEGMENT_BYTES, _DELIVERED, _BUSY_US = 16, 192, 168
+_SAMPLES = 12  # of the bytes and the time; an acknowledgement that comes late on busy cores disturbs a few of them
 
 
 class RailEnd(NamedTuple):
@@ -174,14 +177,27 @@ def rate_to(host: int, end: RailEnd, token: str, source: str, seconds: tuple[flo
         sock.setblocking(False)
         try:
             _send_for(sock, seconds[0])
-            before = _info(sock)
-            _send_for(sock, seconds[1])
-            after = _info(sock)
+            samples = [_info(sock)]
+            for _ in range(_SAMPLES):
+                _send_for(sock, seconds[1] / _SAMPLES)
+                samples.append(_info(sock))
         except OSError:
             return None
-    acked, busy_us, no_room_us = (new - old for new, old in zip(after, before, strict=True))
-    sending_s = (busy_us - no_room_us) * 1e-6
-    return acked / sending_s if sending_s > _LEAST_BUSY * seconds[1] and acked > 0 else None
+    return slope_of(samples)
+
+
+def slope_of(samples: Sequence[tuple[float, int]]) -> float | None:
+    """Return the bytes per second of samples of seconds and bytes: the median of the slopes over half of the samples.
+
+    The result is None if nothing arrived.
+    """
+    half = len(samples) // 2
+    slopes = [
+        (later[1] - sooner[1]) / (later[0] - sooner[0])
+        for sooner, later in zip(samples, samples[half:], strict=False)
+        if later[0] > sooner[0]
+    ]
+    return statistics.median(slopes) if slopes and statistics.median(slopes) > 0 else None
 
 
 def _send_for(sock: socket.socket, seconds: float) -> None:
@@ -194,8 +210,8 @@ def _send_for(sock: socket.socket, seconds: float) -> None:
                     sock.send(_CHUNK)
 
 
-def _info(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the bytes acknowledged, and the microseconds with data under way and without room at the other end."""
+def _info(sock: socket.socket) -> tuple[float, int]:
+    """Return the seconds with bytes to send or under way, and the bytes that have arrived, in whole segments."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    acked, busy_us, no_room_us = (struct.unpack_from("=Q", info, at)[0] for at in (_ACKED, _BUSY_US, _NO_ROOM_US))
-    return acked, busy_us, no_room_us
+    segment_bytes, delivered = (struct.unpack_from("=I", info, at)[0] for at in (_SEGMENT_BYTES, _DELIVERED))
+    return struct.unpack_from("=Q", info, _BUSY_US)[0] * 1e-6, segment_bytes * delivered

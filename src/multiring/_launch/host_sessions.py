@@ -148,9 +148,7 @@ class HostSession:
         """Return why the connection has ended, or why there is none."""
         told, ending = ("", "") if self.process is None else (self.process.told, self.process.ending)
         failure = "" if self.link is None else self.link.failure
-        remedy = next((text for words, text in _REMEDIES.items() if words in told), "")
-        fix = remedy.format(host=self.name, python=sys.executable)
-        return f"{told or ending or failure}{'; ' if fix else ''}{fix}"
+        return with_remedy(told or ending or failure, self.name)
 
     def leave(self) -> AgentProcess | None:
         """Forget the connection, after closing it, and return the process that has connected to the agent."""
@@ -160,6 +158,13 @@ class HostSession:
         self.link = self.hello = self.process = self._told_by = None
         self.is_over = True
         return process
+
+
+def with_remedy(told: str, host: str) -> str:
+    """Return an error of ssh or of a remote shell, with what to do if that is known."""
+    remedy = next((text for words, text in _REMEDIES.items() if words in told), "")
+    fix = remedy.format(host=host, python=sys.executable)
+    return f"{told}{'; ' if fix else ''}{fix}"
 
 
 def open_step(words: Sequence[str], environment: Mapping[str, str], text: bytes) -> AgentProcess:
@@ -207,6 +212,17 @@ def ssh_words(name: str, words: Sequence[str], environment: Mapping[str, str]) -
             "ranks by an MPI with --launcher mpiexec",
             127,
         )
+    return ssh_command(name, words, agent_command("stdio", environment))
+
+
+def ssh_command(name: str, words: Sequence[str], command: str) -> list[str]:
+    """Return the words that run a shell command on host `name` by ssh, without asking the user for anything.
+
+    Args:
+        name: the host, perhaps as user@host.
+        words: more options for ssh.
+        command: the command.
+    """
     # BatchMode: ssh asks for nothing. An unknown host key is then an error, unless ~/.ssh/config accepts it.
     # ControlMaster: this ssh ends with the job, so it must not carry other sessions of the user. It may use an existing
     # master.
@@ -214,7 +230,7 @@ def ssh_words(name: str, words: Sequence[str], environment: Mapping[str, str]) -
     # command, or find the forwarded port taken.
     options = ("-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no")
     not_ours = ("-oRemoteCommand=none", "-oClearAllForwardings=yes")
-    return ["ssh", "-T", "-x", *options, *not_ours, *words, name, agent_command("stdio", environment)]
+    return ["ssh", "-T", "-x", *options, *not_ours, *words, name, command]
 
 
 def agent_command(kind: str, environment: Mapping[str, str]) -> str:

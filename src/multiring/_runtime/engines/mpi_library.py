@@ -21,7 +21,7 @@ _OTHER_LIBRARY = (
 _log = logging.getLogger("multiring")
 
 
-def load_mpi(foreign: Mapping[str, str]) -> Any:
+def load_mpi(foreign: Mapping[str, str], *, refuses_others: bool = False) -> Any:
     """Return mpi4py.MPI, initialised.
 
     If the program has not initialised MPI, this function does so according to mpi4py.rc: by default with thread level
@@ -29,12 +29,14 @@ def load_mpi(foreign: Mapping[str, str]) -> Any:
 
     Args:
         foreign: the variables of launchers; see `settings.foreign_environment`.
+        refuses_others: raise LaunchError, in place of a warning, before a library is initialised under another
+            library's launcher. Some libraries end the process then.
 
     Raises:
         LaunchError: mpi4py or the MPI library is missing, or MPI is not running. The text says what to do.
     """
     try:
-        mpi = sys.modules.get("mpi4py.MPI") or _initialised(foreign)
+        mpi = sys.modules.get("mpi4py.MPI") or _initialised(foreign, refuses_others=refuses_others)
     except ModuleNotFoundError:
         raise LaunchError(
             f"mpi4py is not installed, but multiring needs it to use MPI: {_INSTALL}; on one host, `multiring run` "
@@ -51,7 +53,7 @@ def load_mpi(foreign: Mapping[str, str]) -> Any:
     return mpi
 
 
-def _initialised(foreign: Mapping[str, str]) -> Any:
+def _initialised(foreign: Mapping[str, str], *, refuses_others: bool) -> Any:
     """Import mpi4py.MPI for the first time, and initialise it if its rc says so."""
     rc = importlib.import_module("mpi4py").rc
     is_ours = rc.initialize
@@ -66,10 +68,13 @@ def _initialised(foreign: Mapping[str, str]) -> Any:
         vendor = mpi.get_vendor()[0]
         is_open_mpis = "OMPI_COMM_WORLD_RANK" in foreign
         if is_open_mpis != (vendor == "Open MPI") and (is_open_mpis or "MPI_LOCALRANKID" in foreign):
+            launcher = "Open MPI's mpiexec" if is_open_mpis else "Hydra (mpiexec of MPICH or Intel MPI)"
+            if refuses_others:
+                raise LaunchError(f"these ranks were started by {launcher}, but mpi4py uses {vendor}")
             _log.warning(
                 "these ranks were started by %s, but mpi4py uses %s: if it fails now, start them with that "
                 "library's own mpiexec, or %s",
-                "Open MPI's mpiexec" if is_open_mpis else "Hydra (mpiexec of MPICH or Intel MPI)",
+                launcher,
                 vendor,
                 _OTHER_LIBRARY,
             )
