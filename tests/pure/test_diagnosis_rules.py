@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiring._diagnosis.findings import FindingKind
+from multiring._diagnosis.link_rules import unjudged_links
 from multiring._diagnosis.readings import Absence, HostReading, Needs, PairReading, RailReading, Readings
 from multiring._diagnosis.rounds import pairs_in_order, rounds_of
 from multiring._diagnosis.rules import findings_of
@@ -200,7 +201,8 @@ def wrong_interface(readings: Readings, place: Place) -> Seeded:
         lambda pair: place.is_ill and pair.rail == place.rail and place.host in (pair.source, pair.target),
         lambda pair: replace(pair, refusal="connection refused", bytes_per_s=None),
     )
-    return found, FindingKind.WRONG_INTERFACE, {place.host}
+    # Another interface, such as the loopback one, has another MTU; that is the same finding.
+    return on_rail(found, place, mtu=65536 if place.is_ill else 1500), FindingKind.WRONG_INTERFACE, {place.host}
 
 
 def clock(readings: Readings, place: Place) -> Seeded:
@@ -317,6 +319,27 @@ def test_a_host_that_only_sends_slowly_is_named(readings: Readings, data: st.Dat
     (found,) = findings_of(slower(readings, lambda pair: pair.source == host and pair.rail == 0, 0.6), NEEDS)[:1]
     assert found.where == readings.hosts[host].name
     assert found.kind in (FindingKind.SLOW_INTERFACE, FindingKind.SLOW_HOST)
+
+
+@given(clusters(), st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_rate_that_varies_is_not_judged_and_that_is_said(readings: Readings, data: st.DataObject) -> None:
+    place = data.draw(places(readings))
+    ends = {place.host, place.other}
+
+    def is_link(pair: PairReading) -> bool:
+        return pair.rail == place.rail and {pair.source, pair.target} == ends
+
+    slow = slower(readings, is_link, 0.6)
+    assert [each.kind for each in findings_of(slow, NEEDS)] == [FindingKind.SLOW_LINK]
+    varying = on_pairs(slow, is_link, lambda pair: replace(pair, variation=0.3))
+    assert findings_of(varying, NEEDS) == []
+    said = unjudged_links(varying)
+    names = {readings.hosts[host].name for host in ends}
+    assert all(all(name in each for name in names) for each in said)
+    is_alone = sum(not is_link(pair) and pair.rail == place.rail for pair in readings.pairs) == 0
+    assert said or is_alone or readings.racks
+    assert unjudged_links(slow) == unjudged_links(readings) == []
 
 
 def two_hosts(**values: object) -> Readings:

@@ -75,7 +75,7 @@ def link(fault: Fault) -> None:
             index,
             parent=0x10000,
             prio=10,
-            protocol=socket.AF_INET,
+            protocol=0x0800,  # ETH_P_IP
             target=0x10020,
             keys=[f"0x{address:08x}/0xffffffff+16"],
         )

@@ -9,6 +9,7 @@ from threading import Timer
 from multiring._diagnosis.checker import HostChecker
 from multiring._diagnosis.examination import Examination
 from multiring._diagnosis.host import host_reading, topology_here
+from multiring._diagnosis.link_rules import unjudged_links
 from multiring._diagnosis.rank_links import RankLinks, attend
 from multiring._diagnosis.readings import Absence, Needs, Readings
 from multiring._diagnosis.report import HealthReport
@@ -95,6 +96,7 @@ def check_job(
         attend(identity, checker, _peers(settings, options), options.patience_s, options.planned)
         return None
     readings = _examined(identity, checker, settings, options)
+    readings = replace(readings, unread=(*readings.unread, *unjudged_links(readings)))
     return HealthReport(
         readings=readings, findings=findings_of(readings, options.needs), seconds=time.monotonic() - began_s
     )

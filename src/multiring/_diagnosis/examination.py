@@ -53,6 +53,7 @@ class Examination:
         self._unread: list[str] = []
         self._hosts: dict[int, HostReading] = {}  # by the rank of the host's checker
         self._racks: tuple[int, ...] = ()
+        self._rates_of: dict[tuple[int, int, int], list[float]] = {}  # by source, target and rail
 
     def run(self, release: Callable[[], None] = lambda: None) -> Readings:
         """Take all readings.
@@ -203,8 +204,11 @@ class Examination:
         answers = self._ask(questions, _DRAIN_S + _RATE_S + _ANSWER_S, "measured")
         for rank, rate in answers.items():
             reading = by_ends[ends[rank]]
-            if rate is not None and rate > (reading.bytes_per_s or 0.0):
-                by_ends[ends[rank]] = replace(reading, bytes_per_s=rate)
+            if rate is not None:
+                rates = self._rates_of.setdefault(ends[rank], [])
+                rates.append(rate)
+                variation = 1 - statistics.median(rates) / max(rates)
+                by_ends[ends[rank]] = replace(reading, bytes_per_s=max(rates), variation=variation)
 
     def _is_unclear(self, by_ends: dict[tuple[int, int, int], PairReading], pair: Pair, rail: int) -> bool:
         """Return whether a pair is so much slower than the fastest of its kind that it must be measured again."""

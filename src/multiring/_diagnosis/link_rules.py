@@ -10,6 +10,9 @@ from multiring._diagnosis.findings import FindingKind, HealthFinding, odd_ones
 from multiring._diagnosis.readings import PairReading, Readings
 
 SLOW = 0.8  # a share of the median, or of the stated bandwidth
+# A link that is slow gives nearly the same rate each time. On busy cores, links without a limit gave best rates of 77 %
+# of each other, and medians far below; links with a limit gave medians of 0.92 to 1 of their best rate.
+_STEADY = 0.12
 Ends = tuple[int, int]  # source, target
 
 
@@ -94,6 +97,15 @@ def _unusable(readings: Readings) -> Iterator[HealthFinding]:
             )
 
 
+def unusable_rails(readings: Readings) -> set[tuple[int, int]]:
+    """Return the hosts and rails by which no connection was made, although other hosts connected by the rail."""
+    return {
+        (host, rail)
+        for rail in {pair.rail for pair in readings.pairs}
+        for host in _cut_off([pair for pair in readings.pairs if pair.rail == rail])
+    }
+
+
 def _cut_off(tried: list[PairReading]) -> dict[int, str]:
     """Return the hosts that neither reach another host nor are reached, with the reason, if others do reach each other.
 
@@ -121,6 +133,7 @@ def _slow_hosts(readings: Readings, rail: int) -> dict[int, float]:
     decides.
     """
     shares: dict[int, float] = {}
+    unsteady = _unsteady_hosts(readings, rail)
     for is_sender in (True, False):
         by_class: dict[int, list[float]] = {}
         for rates in _by_class(readings, rail).values():
@@ -131,22 +144,49 @@ def _slow_hosts(readings: Readings, rail: int) -> dict[int, float]:
             usual = _upper_median(list(best.values()))
             if len(best) > 2:
                 for host, rate in best.items():
-                    by_class.setdefault(host, []).append(rate / usual)
+                    by_class.setdefault(host, []).append(rate / usual if host not in unsteady else 1.0)
         for host, found in by_class.items():
             shares[host] = min(shares.get(host, 1.0), max(found))
     return {host: share for host, share in shares.items() if share < SLOW}
 
 
+def _unsteady_hosts(readings: Readings, rail: int) -> set[int]:
+    """Return the hosts of which most measurements on a rail vary too much to be compared."""
+    found = set()
+    for host in range(len(readings.hosts)):
+        own = [pair for pair in readings.pairs if pair.rail == rail and host in (pair.source, pair.target)]
+        if 2 * sum(pair.variation > _STEADY for pair in own) > len(own):
+            found.add(host)
+    return found
+
+
+def unjudged_links(readings: Readings) -> list[str]:
+    """Return sentences about links that were slow, but whose rate varied so much that they cannot be judged."""
+    found = []
+    for rail in sorted({pair.rail for pair in readings.pairs}):
+        variation = {(pair.source, pair.target): pair.variation for pair in readings.pairs if pair.rail == rail}
+        for rates in _by_class(readings, rail).values():
+            usual = _upper_median(list(rates.values()))
+            found += [
+                f"{_interface(readings, rail, one)}, {readings.hosts[one].name} to {readings.hosts[other].name}: the "
+                "rate varied too much to be judged; check again when the cores are idle"
+                for (one, other), rate in rates.items()
+                if rate < SLOW * usual and variation[one, other] > _STEADY
+            ]
+    return found
+
+
 def _slow_links(readings: Readings, rail: int, slow: set[int]) -> Iterator[HealthFinding]:
     """Name the pairs whose rate is below the median, and that no slow interface explains."""
     found: dict[Ends, float] = {}
+    unsteady = {(pair.source, pair.target) for pair in readings.pairs if pair.rail == rail and pair.variation > _STEADY}
     by_class = _by_class(readings, rail)
     usual_of = {is_within: _upper_median(list(rates.values())) for is_within, rates in by_class.items()}
     for is_within, rates in by_class.items():
         # The only link within a rack is compared with those between racks, which are no faster.
         usual = max(usual_of.values()) if is_within else usual_of[is_within]
         for ends, rate in rates.items():
-            if slow.isdisjoint(ends) and rate < SLOW * usual:
+            if slow.isdisjoint(ends) and rate < SLOW * usual and ends not in unsteady:
                 one, other = sorted(ends)
                 found[one, other] = min(found.get((one, other), 1.0), rate / usual)
     for (one, other), share in sorted(found.items()):
@@ -163,7 +203,7 @@ def _slow_rail(readings: Readings, rail: int) -> Iterator[HealthFinding]:
     best: dict[int, tuple[float, float]] = {}
     for pair in readings.pairs:
         rails = readings.hosts[pair.source].rails
-        if pair.rail != rail or pair.bytes_per_s is None or rail >= len(rails):
+        if pair.rail != rail or pair.bytes_per_s is None or rail >= len(rails) or pair.variation > _STEADY:
             continue
         stated = rails[rail].stated_bytes_per_s
         if stated is not None:

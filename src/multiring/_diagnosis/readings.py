@@ -71,7 +71,8 @@ class PairReading:
     """What one host found when it connected to another on one rail.
 
     `source` and `target` are places in `Readings.hosts`. `refusal` says why there was no connection, and is "" if there
-    was one. `bytes_per_s` is the best rate from source to target, None if it was not measured.
+    was one. `bytes_per_s` is the best rate from source to target, None if it was not measured. `variation` is how far
+    the median of several measurements is below the best one, as a share: busy cores, and not the link, vary.
     """
 
     source: int
@@ -79,6 +80,7 @@ class PairReading:
     rail: int = 0
     refusal: str = ""
     bytes_per_s: float | None = None
+    variation: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,13 +21,16 @@ _MOST = 64  # connections at a time
 class Relay:
     """Listens on this host at the port of rank 0, in a thread of its own.
 
-    If the port is taken here, or this host has no address, there is no relay.
+    If this is rank 0's host, whose port is rank 0's, if the port is taken, or if this host has no address, there is no
+    relay.
     """
 
     def __init__(self, target: TcpAddress) -> None:
         self._target = target
         self._stop = threading.Event()
         self._listener: socket.socket | None = None
+        if _is_here(target.host):
+            return
         with contextlib.suppress(OSError, LaunchError):
             self._listener = listen(TcpAddress(own_address(None), target.port))
             threading.Thread(target=self._run, name="multiring doctor relay", daemon=True).start()
@@ -73,6 +76,16 @@ class Relay:
                 one.settimeout(_CONNECT_S)
                 ends[one] = other
                 poll.register(one, selectors.EVENT_READ)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host's name or address is of this host."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+                probe.bind(place)
+                return True
+    return False
 
 
 def _passed(source: socket.socket, target: socket.socket) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding, odd_ones
-from multiring._diagnosis.link_rules import link_findings
+from multiring._diagnosis.link_rules import link_findings, unusable_rails
 from multiring._diagnosis.readings import HostReading, Needs, Readings
 
 SLOW = 0.8  # a share of the median; a slower host or link is a finding
@@ -42,7 +42,9 @@ def findings_of(readings: Readings, needs: Needs) -> list[HealthFinding]:
         )
         for each in readings.absent
     ]
-    for rule in (_versions, _mtus, _devices, _needs(needs), _cores, _clocks, _work):
+    found += _versions(readings.hosts)
+    found += _mtus(readings.hosts, unusable_rails(readings))
+    for rule in (_devices, _needs(needs), _cores, _clocks, _work):
         found += rule(readings.hosts)
     found += link_findings(readings)
     return found
@@ -63,9 +65,14 @@ def _versions(hosts: tuple[HostReading, ...]) -> Iterator[HealthFinding]:
             )
 
 
-def _mtus(hosts: tuple[HostReading, ...]) -> Iterator[HealthFinding]:
+def _mtus(hosts: tuple[HostReading, ...], unusable: set[tuple[int, int]]) -> Iterator[HealthFinding]:
+    """Compare the MTUs of each rail, without those of wrong interfaces (host, rail), which are findings themselves."""
     for rail in range(max((len(host.rails) for host in hosts), default=0)):
-        named = {host.name: host.rails[rail] for host in hosts if rail < len(host.rails)}
+        named = {
+            host.name: host.rails[rail]
+            for at, host in enumerate(hosts)
+            if rail < len(host.rails) and (at, rail) not in unusable
+        }
         where, told = odd_ones({name: str(each.mtu) for name, each in named.items() if each.mtu is not None})
         if where:
             name = next(iter(named.values())).interface
