@@ -355,6 +355,28 @@ def test_two_hosts_that_differ_are_both_named() -> None:
     assert "differ by 60 ms" in found[1].found
 
 
+@pytest.mark.parametrize(("stated", "kinds"), [(None, []), (GBIT, [FindingKind.SLOW_LINK])])
+def test_two_directions_are_compared_if_a_bandwidth_is_stated(stated: float | None, kinds: list[FindingKind]) -> None:
+    rails = (RailReading(interface="eth0", address="10.0.0.1", stated_bytes_per_s=stated),)
+    pairs = tuple(
+        PairReading(source=one, target=1 - one, bytes_per_s=rate) for one, rate in ((0, GBIT), (1, 0.7 * GBIT))
+    )
+    found = findings_of(replace(two_hosts(rails=rails), pairs=pairs), NEEDS)
+    assert [each.kind for each in found] == kinds
+
+
+def test_a_slow_link_is_likely_if_the_cores_are_busy() -> None:
+    rails = (RailReading(interface="eth0", address="10.0.0.1"),)
+    rates = {(one, other): GBIT for one in range(4) for other in range(4) if one != other} | {(0, 1): 0.5 * GBIT}
+    pairs = tuple(PairReading(source=one, target=other, bytes_per_s=rate) for (one, other), rate in rates.items())
+    for others, is_certain in ((0.0, True), (1.5, False)):
+        hosts = tuple(
+            HostReading(name=name, machine=name, machine_cores=2, others=others, rails=rails) for name in "abcd"
+        )
+        found = findings_of(Readings(hosts=hosts, pairs=pairs), NEEDS)
+        assert [each.is_certain for each in found if each.kind is FindingKind.SLOW_LINK] == [is_certain]
+
+
 def test_two_hosts_that_cannot_connect_are_a_pair() -> None:
     rails = (RailReading(interface="eth0", address="10.0.0.1"),)
     pairs = (PairReading(source=0, target=1, refusal="timed out"), PairReading(source=1, target=0, refusal="timed out"))

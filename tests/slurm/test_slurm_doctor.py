@@ -22,5 +22,6 @@ def test_all_nodes_of_a_step_are_checked(cluster: SlurmCluster) -> None:
     (line,) = [line for line in said.splitlines() if '"findings"' in line]
     report = json.loads(line)
     assert [each for each in report["findings"] if each["kind"] not in ("busy", "oversubscribed")] == []
-    assert [host["ranks"] for host in report["hosts"]] == [2, 2]
+    assert len(report["hosts"]) == 2
+    assert sum(host["ranks"] for host in report["hosts"]) == 4
     assert len([pair for pair in report["pairs"] if pair["bytes_per_s"]]) == 2

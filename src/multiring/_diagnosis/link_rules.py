@@ -5,15 +5,22 @@ two hosts is slow if neither host's interface explains it, and a rail if the med
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding, odd_ones
-from multiring._diagnosis.readings import PairReading, Readings
+from multiring._diagnosis.readings import HostReading, PairReading, Readings
 
 SLOW = 0.8  # a share of the median, or of the stated bandwidth
 # A link that is slow gives nearly the same rate each time. On busy cores, links without a limit gave best rates of 77 %
 # of each other, and medians far below; links with a limit gave medians of 0.92 to 1 of their best rate.
 _STEADY = 0.12
+BUSY = 0.25  # a share of the machine's CPUs; other programs that use more are a finding
 Ends = tuple[int, int]  # source, target
+
+
+def is_busy(host: HostReading) -> bool:
+    """Return whether other programs used so many of a machine's CPUs that this is a finding."""
+    return host.others is not None and host.others > BUSY * host.machine_cores
 
 
 def link_findings(readings: Readings) -> list[HealthFinding]:
@@ -45,7 +52,12 @@ def link_findings(readings: Readings) -> list[HealthFinding]:
         ]
         found += _slow_links(readings, rail, set(slow[rail]))
         found += _slow_rail(readings, rail)
-    return found
+    # Busy cores limit links that have no limit themselves; a stated bandwidth shows that the link has one.
+    is_sure = all(_is_stated(readings, rail) for rail in rails) or not any(map(is_busy, readings.hosts))
+    slow_kinds = (FindingKind.SLOW_INTERFACE, FindingKind.SLOW_LINK, FindingKind.SLOW_HOST)
+    return [
+        replace(each, is_certain=is_sure and each.is_certain) if each.kind in slow_kinds else each for each in found
+    ]
 
 
 # ---- connections ----
@@ -150,6 +162,11 @@ def _slow_hosts(readings: Readings, rail: int) -> dict[int, float]:
     return {host: share for host, share in shares.items() if share < SLOW}
 
 
+def _is_stated(readings: Readings, rail: int) -> bool:
+    """Return whether the bandwidth of a rail is stated on every host."""
+    return all(rail < len(host.rails) and host.rails[rail].stated_bytes_per_s is not None for host in readings.hosts)
+
+
 def _unsteady_hosts(readings: Readings, rail: int) -> set[int]:
     """Return the hosts of which most measurements on a rail vary too much to be compared."""
     found = set()
@@ -181,6 +198,8 @@ def _slow_links(readings: Readings, rail: int, slow: set[int]) -> Iterator[Healt
     found: dict[Ends, float] = {}
     unsteady = {(pair.source, pair.target) for pair in readings.pairs if pair.rail == rail and pair.variation > _STEADY}
     by_class = _by_class(readings, rail)
+    if len(readings.hosts) == 2 and not _is_stated(readings, rail):
+        return  # there is no median: on busy cores, the two directions of a link without a limit differ
     usual_of = {is_within: _upper_median(list(rates.values())) for is_within, rates in by_class.items()}
     for is_within, rates in by_class.items():
         # The only link within a rack is compared with those between racks, which are no faster.

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding, odd_ones
-from multiring._diagnosis.link_rules import link_findings, unusable_rails
+from multiring._diagnosis.link_rules import BUSY, link_findings, unusable_rails
 from multiring._diagnosis.readings import HostReading, Needs, Readings
 
 SLOW = 0.8  # a share of the median; a slower host or link is a finding
 CLOCK_S = 0.05  # a clock that differs by more than this from the median clock is a finding
 _THROTTLED = 0.05  # a share of the time
-_BUSY = 0.25  # a share of the machine's cores
 
 
 def findings_of(readings: Readings, needs: Needs) -> list[HealthFinding]:
@@ -208,7 +207,7 @@ def _busy(hosts: tuple[HostReading, ...]) -> Iterator[HealthFinding]:
         on_it = [host for host in hosts if host.machine == machine]
         others = [host.others for host in on_it if host.others is not None]
         cores = on_it[0].machine_cores
-        if others and median(others) > _BUSY * cores:
+        if others and median(others) > BUSY * cores:
             yield HealthFinding(
                 kind=FindingKind.BUSY,
                 where=", ".join(host.name for host in on_it),
