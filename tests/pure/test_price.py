@@ -9,7 +9,7 @@ from tests.support.schedules import frame_on
 
 from multiring._collectives import TABLE, build
 from multiring._schedule import Collective, Schedule, Way, Wire, least, price
-from multiring._schedule.price import loads, representative
+from multiring._schedule.price import loads, representative, rounds
 from multiring._schedule.timing import last_end
 from multiring._simulator import seconds_of_all
 from multiring._topology import SHM, TCP, Link
@@ -222,3 +222,19 @@ def test_the_bound_counts_joining_ranks_and_coded_axes(grid: tuple[int, ...]) ->
     ):
         for counted, wanted in zip(loads(schedule), _steps_counted(schedule), strict=True):
             assert counted == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("grid", [(1,), (2,), (5,), (2, 3), (3, 1, 2), (4, 4)], ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_messages_that_follow_each_other_are_a_bound(
+    collective: Collective, algorithm: str, grid: tuple[int, ...], *, shuffled: bool
+) -> None:
+    schedule = build(algorithm, frame_on(collective, grid, shuffled=shuffled))
+    link = Link(latency_s=1e-5, overhead_s=1e-6, bandwidth_bytes_per_s=1e15, reduce_bytes_per_s=1e15)
+    ways = _ways([link] * len(schedule.grid))
+    (bound,) = least(schedule, 8, ways, [1])
+    assert bound <= price(schedule, 8, ways) * (1 + 1e-9)
+    if algorithm == "ring" and not shuffled:
+        halves = 2 if collective is Collective.ALL_REDUCE else 1
+        assert rounds(schedule) == [halves * (size - 1) for size in schedule.grid]

@@ -45,6 +45,9 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("simulate.md", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --sweep"): Run(
+        "bound by", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --ranks 1,8"
+    ),
     ("vision_start.md", "pip install '.[vision]'"): Read(SHELL),
     **{
         ("vision_start.md", command): Read(PICTURES)

@@ -27,6 +27,7 @@ _NAMES = (
     "probe",
     "run",
     "settings",
+    "simulate",
     "trace",
     "verify",
     "vision",

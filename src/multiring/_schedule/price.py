@@ -77,7 +77,8 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
 def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: Sequence[int]) -> list[float]:
     """Return a cheap lower bound of `price` in seconds for each of several numbers of segments.
 
-    The bound is the work of the busiest port, or of the rank itself.
+    The bound is the work of the busiest port, or of the rank itself, or the latencies of messages that follow each
+    other.
     """
     if schedule.collective is Collective.BROADCAST:
         return [0.0] * len(segments)
@@ -93,7 +94,9 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
     # The bytes are the same in any number of segments; the messages are not.
     moved_s = max(*wired.values(), uplinked, own) * size_bytes / schedule.frame.blocks
     handled_s = max(handled.values())
-    return [max(moved_s, each * handled_s) for each in segments]
+    turns = zip(ways, rounds(schedule), strict=True)
+    waited_s = sum(count * (way.link.latency_s + way.link.overhead_s) for way, count in turns)
+    return [max(moved_s, each * handled_s, waited_s) for each in segments]
 
 
 @lru_cache(maxsize=512)
@@ -120,6 +123,44 @@ def loads(schedule: Schedule) -> tuple[list[int], list[float], list[float]]:
     writes = is_coded | (~is_send & (is_alone | (moves.kind == Kind.REDUCE)))
     written = np.bincount(axis_of_move[writes], moves.span[writes], minlength=kinds)
     return messages.tolist(), chunks.tolist(), written.tolist()
+
+
+@lru_cache(maxsize=512)
+def rounds(schedule: Schedule) -> list[int]:
+    """Return, by axis, how many messages follow each other: each is sent after the one before has been taken.
+
+    The count is a lower bound. It is 0 for all axes if some message is taken in a later round than that of its sending.
+    """
+    kinds, rank = _kinds_of_way(schedule), _represents(schedule)
+    none = [0] * kinds
+    if schedule.frame.joined:
+        return none
+    moves = expand(replace(schedule.frame, shares=(1,)), schedule.phases, rank)
+    row = np.repeat(np.arange(len(moves)), np.diff(moves.peer_start))
+    row, peers = row[moves.peers != rank], moves.peers[moves.peers != rank]
+    if not len(row):
+        return none
+    is_send = (moves.kind == Kind.SEND)[row]
+    # A round begins with a send after a take.
+    of_round = np.cumsum(is_send & np.concatenate([[False], ~is_send[:-1]]))
+    # The n-th message from the peer at offset -d is the n-th that this rank sends to the peer at offset d.
+    away, back = np.zeros(schedule.ranks, np.int64), np.zeros(schedule.ranks, np.int64)
+    axis_of = np.zeros(schedule.ranks, np.int64)
+    for axis, size in enumerate(schedule.grid):
+        line, at = schedule.frame.line_of(rank, axis), schedule.frame.coordinates_of(rank)[axis]
+        offset = (np.arange(size) - at) % size
+        others = offset > 0
+        away[line[others]] = axis * max(schedule.grid) + offset[others]
+        back[line[others]] = axis * max(schedule.grid) + size - offset[others]
+        axis_of[line[others]] = axis
+    sent, taken = np.flatnonzero(is_send), np.flatnonzero(~is_send)
+    sent = sent[np.argsort(away[peers[sent]], kind="stable")]
+    taken = taken[np.argsort(back[peers[taken]], kind="stable")]
+    if len(sent) != len(taken) or (of_round[sent] != of_round[taken]).any():
+        return none
+    # A round of several axes counts for the first of them only, which can only lower the bound.
+    _, first = np.unique(of_round[np.sort(taken)], return_index=True)
+    return list(map(int, np.bincount(axis_of[peers[np.sort(taken)[first]]], minlength=kinds)))
 
 
 @lru_cache(maxsize=512)

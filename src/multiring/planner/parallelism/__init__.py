@@ -5,5 +5,6 @@ from multiring.planner.parallelism.forecast import Forecast, chosen, forecast, f
 from multiring.planner.parallelism.memory import Memory, memory_of
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
+from multiring.planner.parallelism.prices import Prices
 from multiring.planner.parallelism.profile import Compute, Overheads, Profile, Unit
-from multiring.planner.parallelism.seconds import Seconds, seconds_of
+from multiring.planner.parallelism.seconds import Seconds, buckets_of, seconds_of

@@ -46,7 +46,7 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     over = 0.0
     if parallelism.ranks > 1:
-        for ready, size_bytes in _buckets(profile.units):
+        for ready, size_bytes in buckets_of(profile.units):
             copied_s = size_bytes * profile.overheads.copy_s_per_byte
             reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes)
             over = max(over, ready * compute.backward_s) + reduced_s + copied_s
@@ -57,8 +57,8 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
     )
 
 
-def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
-    """Return, for each bucket, the part of backward after which it is complete, and its bytes."""
+def buckets_of(units: Sequence[Unit]) -> list[tuple[float, int]]:
+    """Return, for each bucket of data parallelism, the part of backward after which it is complete, and its bytes."""
     whole = sum(unit.seconds for unit in units) or 1.0
     found: list[tuple[float, int]] = []
     done, waiting, most = 0.0, 0, _FIRST_BUCKET_BYTES

@@ -1,0 +1,115 @@
+"""A training step under data parallelism: what it takes on some ranks of a cluster, and how well that scales.
+
+`planner.parallelism` makes the forecast, as for `parallelize`. This module adds what compares numbers of ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring._schedule import Collective
+from multiring._topology import Topology
+from multiring.errors import ArgumentError
+from multiring.planner.parallelism import (
+    Axis,
+    Compute,
+    Parallelism,
+    Prices,
+    Profile,
+    Seconds,
+    Unit,
+    buckets_of,
+    seconds_of,
+)
+
+# Backward computes gradients of inputs and of weights, which takes as many multiplications each as forward.
+_FORWARD = 1 / 3
+# A step that waits for communication for less than this part of itself is bound by compute.
+_BOUND = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedStep:
+    """A step of all ranks together. Times are in seconds.
+
+    `communication_s` is the sum of all all-reduces of gradients; `seconds.exchange` is the part of it that backward
+    does not hide. `efficiency` is the rate of a rank divided by that of one rank alone.
+    """
+
+    ranks: int
+    hosts: int
+    batch: int
+    seconds: Seconds
+    communication_s: float
+    efficiency: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """The samples that all ranks together train in a second."""
+        return self.batch / self.seconds.total
+
+    @property
+    def bound(self) -> str:
+        """What bounds the step: "compute" or "communication"."""
+        return "communication" if self.seconds.exchange >= _BOUND * self.seconds.total else "compute"
+
+
+def profile_of(units: Sequence[Unit], batch_per_rank: int, samples_per_s: float, ranks: int) -> Profile:
+    """Return the profile of a model of which the rate of one rank is known.
+
+    Args:
+        units: the layers of the model.
+        batch_per_rank: the samples of a rank in one step.
+        samples_per_s: the samples that one rank alone trains in a second.
+        ranks: the number of ranks.
+
+    Raises:
+        ArgumentError: the batch or the rate is not positive.
+    """
+    if batch_per_rank < 1 or not 0 < samples_per_s < float("inf"):
+        raise ArgumentError(f"a batch of {batch_per_rank} at {samples_per_s:g} samples/s: want both above 0")
+    step_s = batch_per_rank / samples_per_s
+    compute = Compute(batch_per_rank, step_s * _FORWARD, step_s * (1 - _FORWARD))
+    return Profile(units=tuple(units), batch=batch_per_rank * ranks, compute=(compute,))
+
+
+def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
+    """Return the step of `profile` on all ranks of `topology`, each with its own samples of the batch.
+
+    Raises:
+        ArgumentError: the batch cannot be cut into equal parts.
+    """
+    ranks = topology.ranks
+    if profile.batch % ranks:
+        raise ArgumentError(f"a batch of {profile.batch} samples cannot be cut into {ranks} equal parts")
+    mix = Parallelism(((Axis.DATA, ranks),))
+    seconds = seconds_of(mix, profile, topology)
+    communication_s = 0.0
+    if ranks > 1:
+        prices = Prices(mix, topology, profile.overheads.collective_s)
+        sizes = [size_bytes for _, size_bytes in buckets_of(profile.units)]
+        communication_s = sum(prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, each) for each in sizes)
+    # One rank alone trains its share of the batch in the same compute and update.
+    alone_s = seconds.compute + seconds.update
+    return SimulatedStep(
+        ranks=ranks,
+        hosts=len(topology.hosts),
+        batch=profile.batch,
+        seconds=seconds,
+        communication_s=communication_s,
+        efficiency=alone_s / seconds.total,
+    )
+
+
+def part_of(topology: Topology, ranks: int) -> Topology:
+    """Return the first `ranks` ranks of a cluster, host by host.
+
+    Raises:
+        ArgumentError: the cluster does not have so many ranks.
+    """
+    if not 1 <= ranks <= topology.ranks:
+        raise ArgumentError(f"{ranks} ranks of a cluster of {topology.ranks}: want 1 to {topology.ranks}")
+    return (
+        topology
+        if ranks == topology.ranks
+        else topology.restricted([rank for host in topology.hosts for rank in host][:ranks])
+    )
