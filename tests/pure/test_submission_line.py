@@ -1,13 +1,18 @@
 """The line of submissions keeps the program's order, and a waiting thread submits its own operation."""
 
+import random
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from multiring._frontend import submission_line
 from multiring._frontend.submission_line import OwnSubmission, Submission, SubmissionLine
+from multiring.errors import StateError
 
 LIMIT_S = 10.0
 SOON_S = 0.05
@@ -53,7 +58,7 @@ def line() -> SubmissionLine:
     return SubmissionLine()
 
 
-def posting(order: list[object], what: object) -> Callable[[], Posted]:
+def posting(order: list[Any], what: object) -> Callable[[], Posted]:
     def steps() -> Posted:
         order.append(what)
         return Posted(what)
@@ -184,3 +189,132 @@ def test_an_operation_is_prepared_once_and_then_awaited(line: SubmissionLine, wa
     threading.Timer(SOON_S, end).start()
     assert pending.wait() == 1
     assert (order, count) == (["copied", 1], [1])
+
+
+# ---- Ctrl-C in a thread that waits ----
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_copies_are_awaited_leaves_the_operation_to_the_line(
+    line: SubmissionLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission_line, "_POLL_S", LIMIT_S)
+    here, order = threading.get_ident(), list[object]()
+
+    class Interrupting(Copy):
+        def synchronize(self) -> None:
+            if threading.get_ident() == here:
+                raise KeyboardInterrupt
+            super().synchronize()
+
+    late = Copy()
+    blocker = line.put(posting(order, "blocker"), [late])
+    pending = line.put(posting(order, "first"), [Interrupting(has_ended=True)])
+    later = line.put(posting(order, "second"))
+    late.over.set()
+    with suppress(KeyboardInterrupt):  # not raised where the line's thread was first
+        pending.submit()
+    assert ended([blocker, pending, later]) == ["blocker", "first", "second"]
+    assert order == ["blocker", "first", "second"]
+
+
+def ended(all_of_them: list[Submission]) -> list[object]:
+    """Return the results, in bounded time: another thread waits."""
+    found: list[object] = []
+
+    def wait() -> None:
+        for each in all_of_them:
+            try:
+                found.append(each.wait())
+            except (KeyboardInterrupt, StateError) as error:
+                found.append(type(error).__name__)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "a wait hangs after Ctrl-C"
+    return found
+
+
+def test_ctrl_c_in_the_submission_fails_it_and_the_line_goes_on(line: SubmissionLine) -> None:
+    order: list[object] = []
+    late = Copy()
+    blocker = line.put(posting(order, "blocker"), [late])
+    broken, good = line.put(interrupted), line.put(posting(order, "good"))
+    late.over.set()
+    assert ended([blocker, broken, good]) == ["blocker", "KeyboardInterrupt", "good"]
+    assert not line.is_ahead()
+
+
+def test_ctrl_c_in_a_preparation_is_no_reason_to_go_without_its_copies(line: SubmissionLine) -> None:
+    order: list[object] = []
+    late, here = Copy(), threading.get_ident()
+
+    def prepare() -> list[Copy]:
+        if threading.get_ident() == here:
+            raise KeyboardInterrupt
+        return []
+
+    blocker = line.put(posting(order, "blocker"), [late])
+    broken = line.put(posting(order, "broken"), prepare=prepare)
+    with suppress(KeyboardInterrupt):  # not raised where the line's thread was first
+        broken.prepare()
+    late.over.set()
+    assert ended([blocker, broken])[1] in ("broken", "StateError")
+    assert ("broken" in order) == (ended([broken]) == ["broken"])
+    line.drain()
+
+
+def test_a_preparation_that_fails_raises_and_the_line_goes_on(line: SubmissionLine) -> None:
+    def prepare() -> list[Copy]:
+        raise RuntimeError("no memory")
+
+    failed, good = line.put(posting([], 1), prepare=prepare), line.put(posting([], 2))
+    with pytest.raises(RuntimeError, match="no memory"):
+        failed.wait()
+    assert good.wait() == 2
+
+
+class Ended:
+    """An event that has happened. Its methods have no locks of Python's, like those of an event of CUDA."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+# Python drops the error of a signal that comes in a finalizer, such as that of a thread that has ended.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_time_leaves_no_wait_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGALRM comes at a random time in place of SIGINT."""
+    monkeypatch.setattr(submission_line, "_POLL_S", LIMIT_S)
+    monkeypatch.setattr(Submission, "await_events", lambda _: time.sleep(0.001))  # this thread submits most
+    dice, hits = random.Random(1), 0  # noqa: S311 -- no secret
+    former = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        for _ in range(400):
+            line, order = SubmissionLine(), list[Any]()
+            pending = [line.put(posting(order, each), [Ended()]) for each in range(3)]
+            try:
+                signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 3e-4))
+                for each in pending:
+                    each.wait()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except (KeyboardInterrupt, StateError):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                hits += 1
+            found = ended(pending)
+            posted = [each for each in range(3) if found[each] == each]
+            assert set(posted) <= set(order)
+            assert order == sorted(order), "the order of the program, and each operation once"
+            line.drain()
+            assert not line.is_ahead()
+            line.close()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert hits > 20

@@ -11,10 +11,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from multiring.errors import StateError
 
 _POLL_S = 200e-6  # a waiting thread polls for so long; a thread that sleeps sees the end later
 
@@ -43,7 +44,11 @@ Prepare = Callable[[], Sequence[Awaited]]
 
 
 class Submission:
-    """An operation that was put on a line. It looks like the submitted operation to the caller."""
+    """An operation that was put on a line. It looks like the submitted operation to the caller.
+
+    Ctrl-C may end a waiting thread at any point of its part in the submission. The line's thread comes to every
+    operation, and completes what such a thread has left.
+    """
 
     repeatable = None  # the operation cannot be repeated without the line
 
@@ -61,15 +66,24 @@ class Submission:
         self._events = events
         self._prepare = prepare
         self._preparing = threading.Lock()
-        self._submitted: Future[Any] = Future()
-        self._is_taken = threading.Lock()
+        self._posting = threading.Lock()
+        self._outcome: _Outcome | None = None
+        # Free once the line's thread has come by. An Event has locks that Ctrl-C may leave taken for ever.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._is_forgotten = False
 
     def prepare(self) -> None:
         """Start what the operation waits for, or wait until another thread has done so."""
         with self._preparing:
             prepare, self._prepare = self._prepare, None
-            if prepare is not None:
+            if prepare is None:
+                return
+            self._events = (_Failed(_interrupted()),)  # if Ctrl-C ends the next lines, nobody knows what has started
+            try:
                 self._events = prepare()
+            except Exception as error:  # noqa: BLE001 -- `submit` reports it
+                self._events = (_Failed(error),)
 
     def is_ready(self) -> bool:
         """Return whether the operation could be submitted, or would fail, at once."""
@@ -89,58 +103,110 @@ class Submission:
             return
 
     def submit(self) -> None:
-        """Submit the operation, or wait until the other thread that does so has ended."""
-        steps = self._steps
-        if steps is None or not self._is_taken.acquire(blocking=False):
-            self.await_submission()
-            return
-        self.prepare()
-        events = self._events
-        self._steps, self._events = None, ()  # they hold the operation's tensors
-        found, failed = None, None
-        self._line.begin_turn()
+        """Submit the operation, or wait until the other thread that does so has ended.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C has ended the wait for the events; the line's thread submits the operation.
+        """
+        with self._posting:
+            if self._outcome is None:
+                self.prepare()
+                failed: Exception | None = None
+                try:
+                    for event in self._events:
+                        event.synchronize()
+                except Exception as error:  # noqa: BLE001 -- `wait` raises it
+                    failed = error
+                self._post(failed)
+        # Ctrl-C may have ended this part of another thread, after the outcome was known.
+        self._line.leave(self.number)
+        self._forget_if_wanted()
+
+    def open_gate(self) -> None:
+        """Wake the threads that wait for the submission. The line's thread calls this method, after `submit`."""
+        self._gate.release()
+
+    def _post(self, failed: Exception | None) -> None:
+        steps, self._steps, self._events = self._steps, None, ()  # they hold the operation's tensors
         try:
-            for event in events:
-                event.synchronize()
-            found = steps()
+            if failed is None and steps is not None:
+                with self._line.turn_of(self.number):
+                    outcome = _Outcome(steps(), None)
+            else:
+                outcome = _Outcome(None, failed or _interrupted())
         except BaseException as error:  # noqa: BLE001 -- `wait` raises it
-            failed = error
-        self._line.end_turn()
-        if failed is None:
-            self._submitted.set_result(found)
-        else:
-            self._submitted.set_exception(failed)
+            outcome = _Outcome(None, error)
+        self._line.leave(self.number)  # the program may go on as soon as it sees the outcome
+        self._outcome = outcome
 
     @property
     def is_over(self) -> bool:
         """Whether the operation is submitted, or its submission has failed."""
-        return self._submitted.done()
+        return self._outcome is not None
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
-        if not self._submitted.done():
-            return False
-        return self._submitted.exception() is not None or bool(self._submitted.result().done())
+        outcome = self._outcome
+        return outcome is not None and (outcome.error is not None or bool(outcome.submitted.done()))
 
     def wait(self) -> Any:
         """Wait for the operation, and return its result."""
-        if not self._submitted.done():
+        if self._outcome is None:
             self._line.help_with(self)
-        return self._submitted.result().wait()
+        outcome = self.await_submission()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.submitted.wait()
 
-    def await_submission(self) -> None:
+    def await_submission(self) -> "_Outcome":
         """Wait until the operation is submitted, or its submission has failed."""
-        self._submitted.exception()
+        if self._outcome is None:
+            with self._gate:
+                pass
+        assert self._outcome is not None  # noqa: S101
+        return self._outcome
 
     def forget(self) -> None:
         """Make the names of the operation usable again. The caller will not wait for the operation."""
-        self._submitted.add_done_callback(_forget)
+        self._is_forgotten = True
+        self._forget_if_wanted()
+
+    def _forget_if_wanted(self) -> None:
+        with self._preparing:
+            outcome = self._outcome
+            if not self._is_forgotten or outcome is None:
+                return
+            self._is_forgotten = False
+        forget = None if outcome.error is not None else getattr(outcome.submitted, "forget", None)
+        if forget is not None:
+            forget()
 
 
-def _forget(submitted: "Future[Any]") -> None:
-    forget = None if submitted.exception() is not None else getattr(submitted.result(), "forget", None)
-    if forget is not None:
-        forget()
+class _Outcome(NamedTuple):
+    """The submitted operation, or the error of its submission."""
+
+    submitted: Any
+    error: BaseException | None
+
+
+def _interrupted() -> StateError:
+    return StateError(
+        "a thread was interrupted while it submitted this operation, and the other ranks may wait for it; end the "
+        "program, or leave the group and make it anew"
+    )
+
+
+class _Failed:
+    """In place of the events of a preparation that did not end."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def query(self) -> bool:
+        raise self._error
+
+    def synchronize(self) -> None:
+        raise self._error
 
 
 class OwnSubmission:
@@ -172,9 +238,9 @@ class _Done:
 
 
 class _Turn(threading.local):
-    """Whether this thread is submitting the operation at the head of the line."""
+    """The number of the operation at the head of the line that this thread is submitting; -1: none."""
 
-    is_own = False
+    number = -1
 
 
 class SubmissionLine:
@@ -193,7 +259,7 @@ class SubmissionLine:
 
     def is_ahead(self) -> bool:
         """Return whether operations wait on the line, so that an operation of this thread has to come after them."""
-        return self._put > self._over and not self._turn.is_own
+        return self._put > self._over != self._turn.number
 
     def put(
         self, steps: Callable[[], Any], events: Sequence[Awaited] = (), prepare: Prepare | None = None
@@ -227,14 +293,19 @@ class SubmissionLine:
                 return
             time.sleep(0)  # other threads run, such as the line's
 
-    def begin_turn(self) -> None:
-        """Say that this thread submits the operation at the head of the line."""
-        self._turn.is_own = True
+    @contextmanager
+    def turn_of(self, number: int) -> Iterator[None]:
+        """Let this thread submit operation `number`, which is at the head of the line, in the block."""
+        self._turn.number = number
+        try:
+            yield
+        finally:
+            self._turn.number = -1
 
-    def end_turn(self) -> None:
-        """Say that the operation is posted, or has failed."""
-        self._turn.is_own = False
-        self._over += 1  # by one thread at a time: the one whose turn it is
+    def leave(self, number: int) -> None:
+        """Say that operation `number` is posted, or has failed. Only the first call for it counts."""
+        with self._lock:
+            self._over = max(self._over, number + 1)
 
     def drain(self) -> None:
         """Wait until all operations on the line have been submitted."""
@@ -261,6 +332,7 @@ class SubmissionLine:
                 return
             submission.await_events()
             submission.submit()
+            submission.open_gate()
             del submission
 
     @staticmethod
