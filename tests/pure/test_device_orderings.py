@@ -123,9 +123,10 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "_runtime/engines/cuda_arrays.py CudaArray.put: driver.record": (ENGINE, "wait for the engine's own inputs"),
     "_runtime/engines/cuda_arrays.py CudaArray.get: driver.wait_on": (ENGINE, "wait before a copy to the host"),
     "_runtime/engines/cuda_arrays.py foreign_buffer: driver.record": (ENGINE, "wait for other libraries' streams"),
-    "_runtime/engines/nccl_device.py NcclOperation.await_device: self.owner.driver.has_happened": (
-        AHEAD,
-        "second copy before NCCL has ended",
+    "_runtime/engines/nccl_device.py NcclDevice._has_left: self.driver.record": (ENGINE, "keep memory after a failure"),
+    "_runtime/engines/nccl_device.py NcclDevice._has_left: self.driver.has_happened": (
+        ENGINE,
+        "keep memory after a failure",
     ),
     f"{ELEMENTS}.__init__: recorded.record_stream": (
         CALLS,

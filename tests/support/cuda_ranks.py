@@ -73,15 +73,23 @@ def have_time(is_early: Callable[[], bool], most_s: float = EARLY_S) -> bool:
     return found
 
 
+def pinned_array(values: Any) -> NDArray[Any]:
+    """Return a copy of `values` in pinned memory, which is never freed."""
+    like, memory = np.asarray(values), ctypes.c_void_p()
+    assert runtime().cudaMallocHost(ctypes.byref(memory), max(like.nbytes, 1)) == 0
+    raw = (ctypes.c_char * like.nbytes).from_address(memory.value or 0)
+    found: NDArray[Any] = np.frombuffer(memoryview(raw), like.dtype).reshape(like.shape)
+    found[...] = like
+    return found
+
+
 class Copy:
     """A copy to pinned memory, which a stream makes when it comes to it."""
 
     def __init__(self, address: Any, like: NDArray[Any], stream: ctypes.c_void_p) -> None:
-        self._c, self._end, memory = runtime(), ctypes.c_void_p(), ctypes.c_void_p()
-        assert self._c.cudaMallocHost(ctypes.byref(memory), max(like.nbytes, 1)) == 0
-        raw = (ctypes.c_char * like.nbytes).from_address(memory.value or 0)
-        self._values: NDArray[Any] = np.frombuffer(memoryview(raw), like.dtype).reshape(like.shape)
-        assert self._c.cudaMemcpyAsync(memory, address, like.nbytes, 4, stream) == 0
+        self._c, self._end = runtime(), ctypes.c_void_p()
+        self._values = pinned_array(like)
+        assert self._c.cudaMemcpyAsync(self._values.ctypes.data, address, like.nbytes, 4, stream) == 0
         assert self._c.cudaEventCreateWithFlags(ctypes.byref(self._end), 2) == 0
         assert self._c.cudaEventRecord(self._end, stream) == 0
 

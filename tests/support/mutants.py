@@ -72,5 +72,7 @@ def judged(
 def require_needed(by_rank: list[dict[str, tuple[bool, bool]]]) -> None:
     """Assert by what `judged` returned on each rank that each program is right, and that each mutant is found."""
     names = list(by_rank[0])
-    assert [name for name in names if not all(each[name][0] for each in by_rank)] == [], "wrong without a mutant"
-    assert [name for name in names if all(each[name][1] for each in by_rank)] == [], "not found"
+    wrong = [name for name in names if not all(each[name][0] for each in by_rank)]
+    assert wrong == [], f"wrong without a mutant: {wrong}"
+    missed = [name for name in names if all(each[name][1] for each in by_rank)]
+    assert missed == [], f"not found: {missed}"

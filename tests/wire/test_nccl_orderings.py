@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.standin.build import built
-from tests.standin.loading import load, runtime
+from tests.standin.loading import load, nccl, runtime
 from tests.support.cuda_ranks import (
     ExchangedArray,
     Hold,
@@ -22,6 +22,7 @@ from tests.support.cuda_ranks import (
     device_array,
     have_time,
     new_stream,
+    pinned_array,
     reopen_engine,
 )
 from tests.support.orderings import without
@@ -42,6 +43,7 @@ from multiring.errors import CollectiveError, MismatchError
 
 SEEDS = range(5)
 PATIENCE_S = 2.0
+LATE_US = 300_000
 ARRAYS = "_runtime/engines/cuda_arrays.py"
 
 
@@ -298,6 +300,57 @@ def captures_of_the_program_stay_valid(here: Here, host: Group, seed: int) -> bo
     return is_valid and bool(array.get() == here.size)
 
 
+def memory_is_kept_after_a_failure(here: Here, host: Group, seed: int) -> bool:
+    """Fail while NCCL writes a result, in the device's thread or in NCCL's call, and make new arrays at once."""
+    first, second = (fails_quietly(here, host, seed, is_in_call=is_in_call) for is_in_call in (False, True))
+    return first and second
+
+
+def fails_quietly(here: Here, host: Group, seed: int, *, is_in_call: bool) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    assert nccl().standin_nccl_write_late(LATE_US) == 0
+    others = []
+    with pytest.MonkeyPatch.context() as patch:
+        if is_in_call:
+            patch.setattr(NcclCommunicator, "settle", settle_and_fail)
+        handle = group.all_reduce_async(device_array(group, np.full(1000, 1.0)))
+        assert have_time(lambda: engine._put == 1, PATIENCE_S)
+        host.barrier()
+        time.sleep(LATE_US / 4e6)  # NCCL has the values, and writes them later, whether it is aborted or not
+        if not is_in_call:
+            engine._device.call(fail_in_the_thread)
+        assert have_time(handle.done, PATIENCE_S)  # an error that `wait` has raised would keep the handle's memory
+        assert "an error in" in str(engine.failure)
+    del handle
+    end_s = time.monotonic() + 2 * LATE_US / 1e6
+    while time.monotonic() < end_s:
+        others.append(device_array(group, np.full(1000, 5.0)))
+        time.sleep(0.002)
+    assert nccl().standin_nccl_write_late(0) == 0
+    return all((each.get() == 5).all() for each in others)
+
+
+def fail_in_the_thread() -> None:
+    raise RuntimeError("an error in the device's thread")
+
+
+def settle_and_fail(communicator: NcclCommunicator, check: Any, timeout_s: float) -> None:
+    settle(communicator, check, timeout_s)
+    time.sleep(LATE_US / 2e6)
+    raise RuntimeError("an error in NCCL's call")
+
+
+def values_may_change_after_a_copy(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    memory = pinned_array(np.ones(100))
+    own: Any = group.allocate(100, "float64")
+    hold = Hold(engine._device.callers)
+    own.put(memory)
+    memory[:] = 9
+    hold.release()
+    return bool((own.get() == 1).all())
+
+
 def next_as_agreed_here(order: DeviceOrder) -> Any:
     with order._changed:
         return order._agreed.pop(next(iter(order._agreed))) if order._agreed else None
@@ -343,6 +396,11 @@ def begin_alone(handle: EngineHandle, engine: Any, lead: Any) -> bool:
     if begin(handle, engine, lead):
         lead.leave(is_ahead=False)
     return False
+
+
+def leave_at_once(_: NcclDevice, operation: NcclOperation) -> bool:
+    operation.leave()
+    return True
 
 
 def have_nothing_wait(*_: Any) -> None:
@@ -401,6 +459,11 @@ MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
     "wait before a copy to the host": (
         copies_to_the_host_wait_for_results,
         (CudaDriver, "wait_on", without(CudaDriver.wait_on, f"{ARRAYS} CudaArray.get: driver.wait_on")),
+    ),
+    "keep memory after a failure": (memory_is_kept_after_a_failure, (NcclDevice, "_has_left", leave_at_once)),
+    "copy pinned values of the program first": (
+        values_may_change_after_a_copy,
+        (CudaDriver, "device_of", have_nothing_wait),
     ),
     "end earlier operations before an abort": (
         earlier_operations_end_before_an_abort,

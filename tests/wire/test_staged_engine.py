@@ -1,9 +1,12 @@
 """The staged engine on stand-ins of CUDA: which ranks take it, values, orderings, failures."""
 
 import ctypes
+import itertools
 import os
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +21,13 @@ from tests.wire.test_nccl_engine import check_values
 
 from multiring import Group
 from multiring._runtime.engines import staged
-from multiring._runtime.engines.cuda_driver import CudaDriver
+from multiring._runtime.engines.cuda_driver import CudaDriver, CudaError
 from multiring._runtime.engines.pinned_memory import PinnedBlock
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, PeerLostError, UnsupportedError
 
 OLD_NCCL = 21700
 LATE_US = 20_000
+OUT_OF_MEMORY = 2
 SEEDS = range(5)
 PATIENCE_S = 1.0
 FILE = "_runtime/engines/staged.py"
@@ -148,6 +152,15 @@ def fail(here: Here) -> None:
             group.all_reduce(large)
     group.all_reduce(large)
     assert (large.get() == here.size).all()
+    # One rank has no room for an event of a copy. The others know it before the collective.
+    for failing in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            if here.rank == 1:
+                lack_room_for_events(patch, engine_of(group)._device.driver, failing)
+            with pytest.raises(CudaError if here.rank else CollectiveError, match="cuEventCreate: out of memory"):
+                group.all_reduce(large)
+    group.all_reduce(large)
+    assert (large.get() == here.size**2).all()
     # The steady state registers nothing.
     pinned = engine_of(group)._device.pinned
     known = pinned.registrations
@@ -155,6 +168,18 @@ def fail(here: Here) -> None:
         group.all_reduce(array)
     assert pinned.registrations - known <= 1
     host.barrier()
+
+
+def lack_room_for_events(patch: pytest.MonkeyPatch, driver: CudaDriver, failing: int) -> None:
+    """Have the engine's thread find no room for a new event, after `failing` events."""
+    create, count = driver._functions["cuEventCreate"], itertools.count()
+    patch.setattr(driver, "_idle_events", deque())
+
+    def limited(*arguments: Any) -> int:
+        is_engine = threading.current_thread().name == "multiring staged"
+        return OUT_OF_MEMORY if is_engine and next(count) >= failing else int(create(*arguments))
+
+    patch.setitem(driver._functions, "cuEventCreate", limited)
 
 
 def test_failures_leave_the_group_usable() -> None:

@@ -2,9 +2,10 @@
 
     python benchmarks/evidence/torch/random_on_devices.py [--seconds 1800] [--seed 0] [--again]
 
-A seed draws a program: tests/support/device_programs.py says what is random. Jobs of one, two and four ranks on one,
-two and four hosts take turns, each with some seeds. Each process has at least two devices. The program needs a checkout
-and the environment of `make test-cuda`.
+A seed draws a program. Every second job has programs of `multiring.torch`, and tests/support/device_programs.py says
+what is random; the others have programs of `Group.on_device`, by NCCL or through host memory, and
+tests/support/engine_programs.py says it. Jobs of one, two and four ranks on one, two and four hosts take turns, each
+with some seeds. The program needs a checkout and the environment of `make test-cuda`.
 
 The runs are recorded in build/evidence/random_on_devices.json. The same command, started again, continues from there
 until all its runs together have taken `--seconds`. A fault is printed with its seed and shape, and is recorded.
@@ -26,25 +27,46 @@ RECORD = ROOT / "build" / "evidence" / "random_on_devices.json"
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts, and ranks of each
 AT_ONCE = 5  # seeds of a job
 DELAYS_US = (200, 1500, 4000)
+ENGINES = ("nccl", "staged", "staged", "nccl", "staged")  # 5, so that each has all shapes
+LIMIT_S = 240.0  # of a job's programs of an engine
 SHOWN = 2000  # characters of a rank's error
 
 
 def turn(number: int) -> dict[str, Any]:
     """Run the programs of one job; return the hosts, the ranks of a host, and the fault, if there is one."""
+    hosts, devices = SHAPES[number // 2 % len(SHAPES)]
+    seeds = list(range(1000 + number * AT_ONCE, 1000 + (number + 1) * AT_ONCE))
+    delay_us = DELAYS_US[number // 2 // len(SHAPES) % len(DELAYS_US)]
+    found: dict[str, Any] = {"number": number, "hosts": hosts, "devices": devices, "seeds": seeds, "fault": None}
+    try:
+        if number % 2:
+            found["engine"] = ENGINES[number // 2 % len(ENGINES)]
+            run_on_engine(seeds, found["engine"], (hosts, devices), delay_us)
+        else:
+            run_with_torch(seeds, (hosts, devices), {"seed": number, "delay_us": delay_us})
+    except AssertionError as error:
+        # The rank that has ended without an error is often the cause.
+        found["fault"] = "\n--- rank".join(each[-SHOWN:] for each in str(error).split("\n--- rank"))
+    return found
+
+
+def run_with_torch(seeds: list[int], shape: tuple[int, int], standin: dict[str, Any]) -> None:
+    """Run programs of `multiring.torch`; raise AssertionError if one is wrong."""
     from tests.support.cuda_torch_ranks import run_cuda  # noqa: PLC0415 -- needs torch's CUDA build
     from tests.support.device_programs import run_programs  # noqa: PLC0415 -- needs torch's CUDA build
 
-    hosts, devices = SHAPES[number % len(SHAPES)]
-    seeds = list(range(1000 + number * AT_ONCE, 1000 + (number + 1) * AT_ONCE))
-    delay_us = DELAYS_US[number // len(SHAPES) % len(DELAYS_US)]
-    standin = {"devices": max(devices, 2), "seed": number, "delay_us": delay_us}
-    found: dict[str, Any] = {"number": number, "hosts": hosts, "devices": devices, "seeds": seeds, "fault": None}
-    try:
-        run_cuda(run_programs, seeds, hosts=hosts, devices=devices, standin=standin)
-    except AssertionError as error:
-        # The rank that has ended without an error is often the cause.
-        found["fault"] = "\n--- rank".join(each[:SHOWN] for each in str(error).split("\n--- rank"))
-    return found
+    hosts, devices = shape
+    run_cuda(run_programs, seeds, hosts=hosts, devices=devices, standin={"devices": max(devices, 2), **standin})
+
+
+def run_on_engine(seeds: list[int], engine: str, shape: tuple[int, int], delay_us: int) -> None:
+    """Run programs of `Group.on_device`; raise AssertionError if one is wrong."""
+    from tests.support.engine_programs import run_engine_programs  # noqa: PLC0415 -- needs the stand-ins
+    from tests.support.ranks import run_ranks  # noqa: PLC0415 -- needs the stand-ins
+
+    hosts, devices = shape
+    carrier = "shm" if hosts == 1 else "tcp" if devices == 1 else "shm+tcp"
+    run_ranks(run_engine_programs, hosts * devices, seeds, engine, delay_us, engine=carrier, deadline_s=LIMIT_S)
 
 
 def inside(first: int, end_s: float) -> None:

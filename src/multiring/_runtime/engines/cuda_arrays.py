@@ -166,14 +166,20 @@ class CudaArray:
         self._users.add(stream)
 
     def put(self, values: Any) -> "CudaArray":
-        """Copy `values` from the host, on the engine's stream for callers. The host does not wait."""
+        """Copy `values` from the host, on the engine's stream for callers. The host does not wait.
+
+        The caller may change or delete `values` at once.
+        """
         driver = self._blocks._driver  # noqa: SLF001 -- two classes of one module
         source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape))
         driver.enter()
+        if driver.device_of(source.ctypes.data) is not None:
+            source = source.copy()  # CUDA reads pinned memory later, and other memory before the call returns
+        event = driver.new_event()
         driver.wait_on(self._stream, *self.ready, *self._blocks.after(self._users))
         if source.nbytes:
             driver.call("cuMemcpyHtoDAsync_v2", self.address, source.ctypes.data, source.nbytes, self._stream)
-        self.ready = (driver.record(self._stream),)
+        self.ready = (driver.record(self._stream, event),)
         return self
 
     def get(self) -> NDArray[Any]:

@@ -190,15 +190,23 @@ class CudaDriver:
         self.call("cuStreamCreateWithPriority", ctypes.byref(made), _NON_BLOCKING, 0)
         return made
 
-    def record(self, stream: c_void_p | int) -> "CudaEvent":
-        """Return an event that `stream` reaches after its work so far."""
+    def new_event(self) -> "CudaEvent":
+        """Return an event that no stream comes to yet.
+
+        Get the event of a copy or a kernel before it starts: there may be no room for an event, and the end of work
+        that has started without one cannot be awaited.
+        """
         try:
             handle = self._idle_events.popleft()
         except IndexError:
             handle = c_void_p()
             self.call("cuEventCreate", ctypes.byref(handle), _NO_TIMING)
-        event = CudaEvent(handle, self._idle_events)
-        self.call("cuEventRecord", handle, stream)
+        return CudaEvent(handle, self._idle_events)
+
+    def record(self, stream: c_void_p | int, event: "CudaEvent | None" = None) -> "CudaEvent":
+        """Have `stream` reach `event`, or a new event, after its work so far; return the event."""
+        event = event or self.new_event()
+        self.call("cuEventRecord", event.handle, stream)
         return event
 
     def wait_on(self, stream: c_void_p | int, *events: "CudaEvent") -> None:

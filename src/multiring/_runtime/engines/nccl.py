@@ -215,7 +215,7 @@ class NcclEngine(NcclFailures):
         self, number: int, communicator: NcclCommunicator, request: Request, buffers: tuple[Buffer | None, Buffer]
     ) -> NcclOperation:
         put = partial(self._put_on, communicator, request, buffers)
-        made = NcclOperation(self, number, request.collective.value, put, buffers)
+        made = NcclOperation(self, number, request.collective.value, communicator, put, buffers)
         self._open.add(made)
         return made
 

@@ -59,7 +59,7 @@ class NcclCommunicator:
     def __init__(self, library: NcclLibrary, handle: c_void_p, rank: int, size: int) -> None:
         self._library, self._handle = library, handle
         self._rank, self._size = rank, size
-        self._is_aborted = False
+        self._aborting: threading.Thread | None = None
 
     @classmethod
     def make(
@@ -115,12 +115,15 @@ class NcclCommunicator:
         NCCL may wait for other work of the device, such as an operation of another communicator that waits for a rank
         that has died, and that this thread must abort, too. So another thread waits, and this one only for a while.
         """
-        if self._is_aborted:
+        if self._aborting is not None:
             return
-        self._is_aborted = True
-        thread = threading.Thread(target=self._call_abort, name="multiring nccl abort", daemon=True)
-        thread.start()
-        thread.join(_ABORT_S)
+        self._aborting = threading.Thread(target=self._call_abort, name="multiring nccl abort", daemon=True)
+        self._aborting.start()
+        self._aborting.join(_ABORT_S)
+
+    def has_aborted(self) -> bool:
+        """Return whether NCCL has ended an abort, so that it puts nothing on a stream any more."""
+        return self._aborting is not None and not self._aborting.is_alive()
 
     def _call_abort(self) -> None:
         with suppress(NcclError):  # the communicator is given up in any case

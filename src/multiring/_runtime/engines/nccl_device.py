@@ -14,10 +14,10 @@ from typing import ClassVar, Protocol
 
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.engines.cuda_arrays import CudaArray, DeviceBlocks
-from multiring._runtime.engines.cuda_driver import CudaDriver, CudaEvent
+from multiring._runtime.engines.cuda_driver import CudaDriver, CudaError, CudaEvent
 from multiring._runtime.engines.nccl_library import NcclLibrary, find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder
-from multiring.errors import CollectiveError
+from multiring.errors import CollectiveError, StallError
 
 _SHORTEST_S, _LONGEST_S = 5e-5, 1e-3  # pauses between two looks at the operations in flight
 _SHARE = 8  # a pause is this part of the time since something has happened
@@ -28,12 +28,20 @@ class OperationOwner(Protocol):
 
     driver: CudaDriver
     failure: Exception | None
+    patience_s: float  # after which an operation that does not end is an error
 
     def look(self, oldest_s: float) -> None:
         """Detect failures. `oldest_s` is the age of the oldest operation in flight."""
 
     def fail(self, error: Exception) -> None:
         """Make all operations fail, on all ranks."""
+
+
+class Carrier(Protocol):
+    """The communicator of an operation."""
+
+    def has_aborted(self) -> bool:
+        """Return whether it was aborted, and puts nothing on a stream any more."""
 
 
 class NcclOperation:
@@ -44,15 +52,18 @@ class NcclOperation:
         owner: OperationOwner,
         number: int,
         title: str,
+        carrier: Carrier,
         put: Callable[[c_void_p], None],
         buffers: tuple[Buffer | None, Buffer],
     ) -> None:
-        """Make operation `number` of `owner`. `put` puts it on a stream."""
-        self.owner, self.number, self.title, self.put = owner, number, title, put
+        """Make operation `number` of `owner`. `put` has `carrier` put it on a stream."""
+        self.owner, self.number, self.title, self.carrier, self.put = owner, number, title, carrier, put
         self.buffers = buffers  # kept until the device no longer uses the memory
         self.event: CudaEvent | None = None
+        self.is_given = False  # whether the device may have it, though there is no event behind it
         self.began_s = 0.0
         self._is_put = threading.Event()
+        self._has_left = threading.Event()
         self._ended = threading.Event()
         self._error: Exception | None = None
 
@@ -61,9 +72,11 @@ class NcclOperation:
         self._is_put.set()
 
     def end(self, error: Exception | None) -> None:
-        """Let `wait` return, or raise `error`. Only the first call counts."""
+        """Let `wait` return, or raise `error`. Only the first call counts. Called by the device's thread."""
         if not self._ended.is_set():
             self._error = error
+            if not self.is_given:
+                self.leave()
             self._ended.set()
             self._is_put.set()
 
@@ -78,10 +91,17 @@ class NcclOperation:
         if self._error is not None:
             raise self._error
 
+    def leave(self) -> None:
+        """Let `await_device` return: the device does not use the operation's memory any more."""
+        self._has_left.set()
+
     def await_device(self) -> None:
         """Wait until the device does not use the operation's memory any more; see RunningOperation."""
-        while self.event is not None and not self.owner.driver.has_happened(self.event):
-            time.sleep(_LONGEST_S)
+        if not self._has_left.wait(self.owner.patience_s):
+            raise StallError(
+                f"{self.title} on the engine nccl: the device still uses the memory {self.owner.patience_s:g} s after "
+                "the operation has failed; end the program"
+            )
 
     def order(self, stream: int) -> None:
         """Make `stream` wait for the operation. The host waits only until the operation is on the device."""
@@ -129,6 +149,7 @@ class NcclDevice:
         self.blocks = DeviceBlocks(driver, rank)
         self.order = DeviceOrder()
         self.in_flight: deque[NcclOperation] = deque()
+        self._leaving: list[NcclOperation] = []  # failed ones, whose memory the device may still use
         self._changed = threading.Condition()
         self._is_woken = False
         self._calls: deque[Callable[[], None]] = deque()
@@ -174,11 +195,12 @@ class NcclDevice:
                 moved_s = time.monotonic()
                 continue
             with self._changed:
-                if self._was_owned and self._owners == 0 and not self.in_flight and not self._calls:
+                is_busy = self.in_flight or self._leaving
+                if self._was_owned and self._owners == 0 and not is_busy and not self._calls:
                     self._has_ended = True
                     return
                 quiet_s = (time.monotonic() - moved_s) / _SHARE
-                pause_s = max(_SHORTEST_S, min(quiet_s, _LONGEST_S)) if self.in_flight else None
+                pause_s = max(_SHORTEST_S, min(quiet_s, _LONGEST_S)) if is_busy else None
                 if not self._is_woken:
                     self._changed.wait(pause_s)
                 self._is_woken = False
@@ -189,6 +211,8 @@ class NcclDevice:
         except Exception as error:  # noqa: BLE001 -- the thread must live, and `wait` raises it
             for each in list(self.in_flight):
                 each.owner.fail(error)
+            # The device may still work on them: their memory must not be used again before it has ended.
+            self._leaving += self.in_flight
             self.in_flight.clear()
             return True
 
@@ -212,11 +236,13 @@ class NcclDevice:
         if operation.done():  # it has failed before
             return
         try:
+            event = self.driver.new_event()
             for buffer in operation.buffers:
                 if buffer is not None:
                     self.driver.wait_on(self.stream, *ready_of(buffer))
+            operation.is_given = True
             operation.put(self.stream)
-            operation.event = self.driver.record(self.stream)
+            operation.event = self.driver.record(self.stream, event)
             operation.note_put()
         except Exception as error:  # noqa: BLE001 -- the operation's `wait` raises it
             owner.fail(error)
@@ -225,8 +251,14 @@ class NcclDevice:
         """End the operations that the device has done; return whether there were any."""
         has_ended = False
         while self.in_flight and self._has_done(self.in_flight[0]):
-            self.in_flight.popleft().end(None)
+            operation = self.in_flight.popleft()
+            if operation.event is None:
+                self._leaving.append(operation)
+            else:
+                operation.leave()
+            operation.end(None)
             has_ended = True
+        self._leaving = [each for each in self._leaving if not self._has_left(each)]
         if has_ended and self.in_flight:  # its turn has come only now
             self.in_flight[0].began_s = time.monotonic()
         if self.in_flight and not has_ended:
@@ -239,6 +271,21 @@ class NcclDevice:
         if operation.event is None:  # it has failed, or will be found to have
             return operation.done()
         return self.driver.has_happened(operation.event)
+
+    def _has_left(self, operation: NcclOperation) -> bool:
+        """Return whether the device does not use an operation's memory any more, and say so to the operation."""
+        try:
+            if operation.event is None and operation.is_given:
+                if not operation.carrier.has_aborted():
+                    return False
+                # The kernel may be on the stream, and ends behind the abort.
+                operation.event = self.driver.record(self.stream)
+            if operation.event is not None and not self.driver.has_happened(operation.event):
+                return False
+        except CudaError:  # the device has an error that stays, and does nothing any more
+            pass
+        operation.leave()
+        return True
 
 
 def ready_of(buffer: Buffer) -> tuple[CudaEvent, ...]:

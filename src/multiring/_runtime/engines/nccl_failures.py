@@ -32,6 +32,7 @@ class NcclFailures:
 
     def __init__(self, host: "Group", device: NcclDevice) -> None:
         self.failure: Exception | None = None
+        self.patience_s = host.calls.services.stall_timeout_s
         self._host, self._device, self.driver = host, device, device.driver
         self._communicator: NcclCommunicator | None = None
         self._put = 0  # operations put on the device by this communicator

@@ -243,6 +243,7 @@ class _Staging:
         request, calls = operation.request, self._host.calls
         try:
             source, target = [self._pinned(each) for each in operation.buffers]
+            returned = self._driver.new_event()  # after the collective, this rank could not tell the others any more
             self._bring(operation, source, target)
         except Exception as error:  # noqa: BLE001 -- `wait` raises it, on the other ranks, too
             operation.end(None, error)
@@ -252,9 +253,9 @@ class _Staging:
             assert target is not None  # noqa: S101
             name = request.collective.value
             calls.run(calls.next(name), f"staged {name}", request, (source, target), None, waits=True).wait()
-            event = self._copy("cuMemcpyHtoDAsync_v2", operation.buffers[1], target)
-            self._kept.append((operation, _Copied(self._driver, event)))
-            operation.end(event)
+            self._copy("cuMemcpyHtoDAsync_v2", operation.buffers[1], target, returned)
+            self._kept.append((operation, _Copied(self._driver, returned)))
+            operation.end(returned)
         except Exception as error:  # noqa: BLE001 -- `wait` raises it
             operation.end(None, error)
 
@@ -267,20 +268,20 @@ class _Staging:
         self._driver.wait_on(self._device.copies, *ready_of(reads), *ready_of(operation.buffers[1]))
         if request.collective is Collective.BROADCAST and request.root != self._host.rank:
             return
-        event = self._copy("cuMemcpyDtoHAsync_v2", reads, into)
+        event = self._driver.new_event()
+        self._copy("cuMemcpyDtoHAsync_v2", reads, into, event)
         _Copied(self._driver, event).synchronize()
 
-    def _copy(self, name: str, on_device: Buffer, on_host: Buffer) -> CudaEvent:
-        """Start a copy, and return its event."""
+    def _copy(self, name: str, on_device: Buffer, on_host: Buffer, event: CudaEvent) -> None:
+        """Start a copy, behind which the device comes to `event`."""
         to_device = name == "cuMemcpyHtoDAsync_v2"
         places = (on_device.address, on_host.address)[:: 1 if to_device else -1]
         if on_device.size_bytes:
             self._driver.call(name, *places, on_device.size_bytes, self._device.copies)
-        event = self._driver.record(self._device.copies)
+        self._driver.record(self._device.copies, event)
         block = block_at(on_host.address)
         if block is not None:
             block.note(_Copied(self._driver, event))
-        return event
 
     def _pinned(self, buffer: Buffer | None) -> Buffer | None:
         """Return pinned memory in the form of `buffer`."""
