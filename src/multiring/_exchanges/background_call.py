@@ -4,18 +4,24 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from multiring._limits.processes import start_thread
+
 _Result = TypeVar("_Result")
 
 
 class BackgroundCall(Generic[_Result]):
-    """One call of `function`, begun at once. A call that never returns does not keep the process from ending."""
+    """One call of `function`, begun at once. A call that never returns does not keep the process from ending.
+
+    Raises:
+        LaunchError: the kernel refuses the thread.
+    """
 
     def __init__(self, function: Callable[[], _Result]) -> None:
         self._function = function
         self._results: list[_Result] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        start_thread(self._thread, "this rank cannot start a thread, by which it meets the others")
 
     def is_over(self, wait_s: float) -> bool:
         """Return whether the call ends within `wait_s` seconds. Ctrl-C interrupts the wait."""

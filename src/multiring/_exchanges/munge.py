@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from multiring._exchanges.background_call import BackgroundCall
 from multiring._exchanges.contract import ExchangeError, PlaceExchange
+from multiring._limits.processes import start_thread
 
 _PORTS = (20000, 32767)  # below the ports that kernels give out
 _TRIED_PORTS = 8
@@ -64,7 +65,8 @@ class MungeExchange(PlaceExchange):
             except OSError as error:
                 refusals.append(f"{port}: {error.strerror}")
                 continue
-            threading.Thread(target=_serve, args=(self._listener, self._step, text), daemon=True).start()
+            serving = threading.Thread(target=_serve, args=(self._listener, self._step, text), daemon=True)
+            start_thread(serving, "rank 0 cannot start a thread, by which it tells the other ranks where to meet")
             return False
         raise ExchangeError(f"rank 0 can listen on no port: {', '.join(refusals)}")
 
@@ -154,7 +156,11 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
                 return
             time.sleep(_PAUSE_S)  # a caller has gone, or this process has no descriptor left at this moment
             continue
-        threading.Thread(target=answer, args=(talk,), daemon=True).start()
+        try:
+            threading.Thread(target=answer, args=(talk,), daemon=True).start()
+        except RuntimeError:  # the kernel refuses a thread at this moment; the rank asks again
+            talk.close()
+            time.sleep(_PAUSE_S)
 
 
 def _received(talk: socket.socket, latest: float) -> bytes:

@@ -9,7 +9,7 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (cpu.max) and Docum
 
 from pathlib import Path
 
-from multiring._launch.control_groups import group_folders, groups_told, text_of
+from multiring._limits.control_groups import group_folders, groups_told, text_of
 
 _MAX, _QUOTA, _PERIOD = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
 

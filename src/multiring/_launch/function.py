@@ -27,6 +27,7 @@ from multiring._launch.commands import refuse_places
 from multiring._launch.first_failure import Ended, end_in
 from multiring._launch.job import JobOptions
 from multiring._launch.pickled_call import CallFolder, Failure, Outcome, Returned
+from multiring._limits.processes import refused
 from multiring._settings import inherited_environment
 from multiring.errors import ArgumentError, LaunchError
 
@@ -192,18 +193,21 @@ def _launched(told: Path, variables: Mapping[str, str]) -> int:
     """Run the launcher process and return its exit code. Ctrl-C stops the ranks, and is raised after their end."""
     command = [sys.executable, "-m", "multiring._launch.function_launcher", str(os.getpid()), str(told)]
     with _Interrupts() as interrupts:
-        process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-            command,
-            env={**inherited_environment(), **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            # A terminal sends Ctrl-C to the whole process group. The launcher gets it from this process only: it takes
-            # a second SIGINT as the wish to kill the ranks at once. If this process dies, the kernel kills the
-            # launcher.
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(  # noqa: S603 -- a module of multiring
+                command,
+                env={**inherited_environment(), **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # A terminal sends Ctrl-C to the whole process group. The launcher gets it from this process only: it
+                # takes a second SIGINT as the wish to kill the ranks at once. If this process dies, the kernel kills
+                # the launcher.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise refused("the launcher cannot be started", error) from None
         with process:
             interrupts.to(process)
             while True:

@@ -17,6 +17,7 @@ from multiring._launch.commands import CommandError
 from multiring._launch.control_link import AGENT_BEGINS, ControlLink
 from multiring._launch.own_modules import module_command
 from multiring._launch.rank_starts import dying_with
+from multiring._limits.processes import refused
 
 AGENT = "multiring._launch.host_agent"
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -111,31 +112,29 @@ class HostSession:
     def open_here(self) -> None:
         """Start an agent on this host."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 -- a module of multiring
+        with ours, theirs:
+            process = _spawned(
                 module_command(AGENT, "socket"),
+                "the agent of this host",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
             )
-        descriptor = ours.detach()
+            descriptor = ours.detach()
         self.process = AgentProcess(process, "the agent")
         self.take_link(ControlLink(descriptor, descriptor))
 
     def open_by(self, words: Sequence[str]) -> None:
         """Start a command that connects its standard streams to the agent, such as ssh."""
-        process = subprocess.Popen(  # noqa: S603 -- ssh, or the scheduler's program
+        process = _spawned(
             words,
+            words[0],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Ctrl-C at the terminal must not end ssh, which still carries the ends of the ranks; and without a
-            # terminal ssh cannot ask for anything.
-            start_new_session=True,
-            preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 -- this process has one thread
-            bufsize=0,
+            # terminal ssh cannot ask for anything: _spawned gives it a session of its own.
+            preexec_fn=dying_with(os.getpid()),
         )
         pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stdin)
         reading, writing = (os.dup(pipe.fileno()) for pipe in pipes)
@@ -167,6 +166,18 @@ def with_remedy(told: str, host: str) -> str:
     return f"{told}{'; ' if fix else ''}{fix}"
 
 
+def _spawned(words: Sequence[str], program: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process that starts an agent; `options` are those of Popen. This process has one thread.
+
+    Raises:
+        LaunchError: the system refuses.
+    """
+    try:
+        return subprocess.Popen(words, bufsize=0, start_new_session=True, **options)  # noqa: S603 -- multiring, ssh, srun
+    except OSError as error:
+        raise refused(f"{program} cannot be started", error) from None
+
+
 def open_step(words: Sequence[str], environment: Mapping[str, str], text: bytes) -> AgentProcess:
     """Start a program that starts agents on all hosts, such as srun; they come by themselves.
 
@@ -175,15 +186,14 @@ def open_step(words: Sequence[str], environment: Mapping[str, str], text: bytes)
         environment: the command's environment.
         text: the agents' standard input.
     """
-    process = subprocess.Popen(  # noqa: S603 -- the scheduler's program
+    process = _spawned(
         words,
+        words[0],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,
-        start_new_session=True,
-        preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 -- this process has one thread
-        bufsize=0,
+        preexec_fn=dying_with(os.getpid()),
     )
     with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as pipe:
         pipe.write(text)  # it fits into the pipe

@@ -26,6 +26,7 @@ from multiring._launch.memory_limit import MemoryKills
 from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, ShownOutput, outlets
 from multiring._launch.signals import PASSED_ON, StopSignals
 from multiring._launch.tracebacks import TracebackFolder, Tracebacks
+from multiring._limits.processes import is_limit, limits_told
 from multiring.errors import ArgumentError, LaunchError
 
 _SETTLE_S = 1.0
@@ -414,4 +415,5 @@ def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> Launc
     if isinstance(error, (PermissionError, IsADirectoryError)) or "Exec format" in str(error):
         return CommandError(f"cannot execute {program!r}: {error.strerror}", 126)
     kind = start.name.partition(" ")[0]
-    return LaunchError(f"started {counts[0]} of {counts[1]} {kind}s, then: {error.strerror}")
+    limits = limits_told() if is_limit(error) else ""
+    return LaunchError(f"started {counts[0]} of {counts[1]} {kind}s, then: {error.strerror}{limits}")

@@ -6,7 +6,7 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, mem
 
 from pathlib import Path
 
-from multiring._launch.control_groups import group_folders, groups_told, text_of
+from multiring._limits.control_groups import group_folders, groups_told, text_of
 
 _FILES = (("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes"))
 _NO_LIMIT = 1 << 62  # version 1 reports a number above this if there is no limit

@@ -20,6 +20,7 @@ from multiring._launch.first_failure import Ended
 from multiring._launch.horovod import HorovodPosition, horovod_environment
 from multiring._launch.own_modules import module_command
 from multiring._launch.pickled_call import CallFiles, pickled_outcome, unnamed_file
+from multiring._limits.processes import refused
 from multiring._settings import environment_of, inherited_environment
 
 _STOP_S = 15.0  # the launcher ends the rank within 2 s, and gives up a process that the kernel holds after 10 s more
@@ -66,12 +67,17 @@ class RankKeeper:
         variables = unnamed_file(json.dumps(self._environment()).encode())
         alive, ours = os.pipe()
         try:
-            process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-                module_command("multiring._launch.kept_rank", str(os.getpid()), str(alive), str(variables), str(files)),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is for the worker, which then stops the rank
-                pass_fds=(alive, variables, *files.descriptors),
-            )
+            try:
+                process = subprocess.Popen(  # noqa: S603 -- a module of multiring
+                    module_command(
+                        "multiring._launch.kept_rank", str(os.getpid()), str(alive), str(variables), str(files)
+                    ),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # the terminal's Ctrl-C is for the worker, which then stops the rank
+                    pass_fds=(alive, variables, *files.descriptors),
+                )
+            except OSError as error:
+                raise refused("the rank's launcher cannot be started", error) from None
             os.close(alive)
             alive = -1
             code = self._wait(process, is_wanted)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from multiring._launch.leftovers import end_leftovers
 from multiring._launch.signals import PASSED_ON
+from multiring._limits.processes import refused
 
 _GRACE_S = 2.0
 _ALL_IS_WELL = b"."
@@ -25,11 +26,19 @@ class Watchdog:
     Args:
         job: the name of the job.
         rank: the only rank whose processes the watchdog ends. Default: the whole job's.
+
+    Raises:
+        LaunchError: the system refuses the process.
     """
 
     def __init__(self, job: str, rank: int | None = None) -> None:
         watched, self._pipe = os.pipe()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            os.close(watched)
+            os.close(self._pipe)
+            raise refused("the launcher's watchdog cannot be started", error) from None
         if self._pid == 0:
             _watch_launcher(job, rank, watched)
         os.close(watched)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from multiring._limits.processes import start_thread
 from multiring._native import Context
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import Rendezvous
@@ -53,7 +54,7 @@ class MpiEngine:
         self._is_clean = True
         # The thread is a daemon, because the interpreter joins other threads before it closes the Context.
         self._thread = threading.Thread(target=self._run, name="multiring-mpi", daemon=True)
-        self._thread.start()
+        start_thread(self._thread, "this rank cannot start the thread that calls MPI")
 
     @property
     def serves_threads(self) -> bool:

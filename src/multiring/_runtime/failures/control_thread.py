@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from multiring._limits.processes import start_thread
 from multiring._native import Context, ControlMessage, ControlMessageKind
 from multiring.errors import MultiringError, StateError
 
@@ -56,8 +57,12 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="multiring control", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread.
+
+        Raises:
+            LaunchError: the kernel refuses the thread.
+        """
+        start_thread(self._thread, "this rank cannot start its control thread")
 
     def stop(self) -> None:
         """Wait for the thread to end. The native context must be closed already."""

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from multiring._limits.processes import limits_told
 from multiring._native import Context, ContextConfig, Holdings
 from multiring._runtime.bootstrap.addresses import host_id, network_id
 from multiring._runtime.bootstrap.identity import Identity, naming
@@ -168,11 +169,7 @@ def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: b
     except RuntimeError as error:
         if str(error) != os.strerror(errno.EAGAIN):  # what std::thread says if the kernel refuses a thread
             raise
-        raise LaunchError(
-            f"rank {identity.rank} cannot start a thread ({error}): this user or container may have no more processes "
-            "and threads. Raise the limit (`ulimit -u`, pids.max of the cgroup or `podman run --pids-limit`), or let "
-            "each rank use fewer threads (OMP_NUM_THREADS)"
-        ) from None
+        raise LaunchError(f"rank {identity.rank} cannot start a thread ({error}){limits_told()}") from None
 
 
 def _membership(identity: Identity, peer_infos: list[dict[str, Any]], topology: Topology) -> Membership:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from multiring._limits.processes import start_thread
 from multiring._native import Context
 from multiring._runtime.bootstrap.addresses import address_of_rail, own_address
 from multiring._setting_values import Rail
@@ -221,8 +222,12 @@ class RailWatch:
         self._thread = threading.Thread(target=self._run, name="multiring rails", daemon=True)
 
     def start(self) -> None:
-        """Start to watch."""
-        self._thread.start()
+        """Start to watch.
+
+        Raises:
+            LaunchError: the kernel refuses the thread.
+        """
+        start_thread(self._thread, "this rank cannot start the thread that watches its rails")
 
     def stop(self) -> None:
         """Log the last news and end the thread. Call it before the context is closed."""
