@@ -165,6 +165,22 @@ def test_no_link_is_on_two_sides(tmp_path: Path, seed: int) -> None:
         assert make_split(project, {"train": 0.6, "val": 0.2, "test": 0.2}, seed=seed) == made
 
 
+def test_near_duplicates_of_one_product_can_be_divided(tmp_path: Path) -> None:
+    with planted(tmp_path / "a") as project:
+        project.set_group("near.jpg", None)
+        label(project, {"near.jpg": "dog"})
+        shares = {"train": 0.5, "test": 0.5}
+        whole = make_split(project, shares)
+        divided = make_split(project, shares, name="divided", divide_near=True)
+        assert (whole.divides_near, divided.divides_near) == (False, True)
+        assert divided.units == whole.units + 1  # only near.jpg is by itself: equal pixels, groups, videos are not
+        assert read_split(project, "divided") == divided
+    words = ["vision", "split", str(tmp_path / "a"), "--name", "again", "--shares", "train=0.5,test=0.5"]
+    assert main([*words, "--divide-near"]) == 0
+    with VisionProject.open(tmp_path / "a") as project:
+        assert read_split(project, "again").digest == divided.digest
+
+
 def test_a_split_is_not_replaced_and_its_labels_are_known(tmp_path: Path) -> None:
     with planted(tmp_path / "a") as project:
         shares = {"train": 0.5, "test": 0.5}

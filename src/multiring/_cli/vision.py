@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     splitting.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another split (default 0)")
     splitting.add_argument("--name", default="split", help="the split's name (default split)")
+    splitting.add_argument(
+        "--divide-near",
+        action="store_true",
+        help="near duplicates may be in two parts: for pictures of one product in one position, which all look alike",
+    )
     importing = _action(actions, "import", "take pictures and labels from another program's files")
     importing.add_argument("source", type=Path, help="the folder, or the file of labels")
     importing.add_argument("--format", required=True, choices=list(FORMATS), help="the format of the labels")
@@ -145,7 +150,9 @@ def _split(arguments: argparse.Namespace) -> int:
     shares = _shares(arguments.shares)
     with _opened(arguments.folder) as project:
         project.scan()
-        made = make_split(project, shares, seed=arguments.seed, name=arguments.name)
+        made = make_split(
+            project, shares, seed=arguments.seed, name=arguments.name, divide_near=arguments.divide_near
+        )
         place = project.runs / "splits" / f"{made.name}.json"
     if arguments.json:
         show(json.dumps(asdict(made), ensure_ascii=False))

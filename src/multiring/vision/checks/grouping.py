@@ -28,23 +28,28 @@ class AlikePictures:
     near: NearPairs
 
 
-def likeness(images: Sequence[ImageRecord]) -> AlikePictures:
-    """Compare all pictures of a project. Missing files are left out."""
+def likeness(images: Sequence[ImageRecord], *, near: bool = True) -> AlikePictures:
+    """Compare all pictures of a project. Missing files are left out.
+
+    Args:
+        images: the pictures.
+        near: find near duplicates, too.
+    """
     files = [each.digest if each.digest and not each.is_missing else None for each in images]
     pixels = [each.pixels_digest if each.is_usable else None for each in images]
     seen: set[str] = set()
     firsts = []
     for position, key in enumerate(pixels):
-        if key is not None and key not in seen:
+        if near and key is not None and key not in seen:
             seen.add(key)
             firsts.append(position)
     found = near_pairs(
         [images[each].signature for each in firsts], [(images[each].width, images[each].height) for each in firsts]
     )
     places = np.array(firsts, np.int64)
-    near = NearPairs(first=places[found.first], second=places[found.second], similarity=found.similarity)
+    pairs = NearPairs(first=places[found.first], second=places[found.second], similarity=found.similarity)
     groups = [each for each in equal_groups(pixels) if len({files[member] for member in each}) > 1]
-    return AlikePictures(equal_files=equal_groups(files), equal_pixels=groups, near=near)
+    return AlikePictures(equal_files=equal_groups(files), equal_pixels=groups, near=pairs)
 
 
 def split_units(

@@ -26,6 +26,7 @@ class ProjectSplit:
         units: the number of groups that were not divided.
         labels_digest: a digest of the labelled pictures' paths, files and labels at that time.
         digest: a digest of which pictures are in which part.
+        divides_near: near duplicates were not kept together.
     """
 
     name: str
@@ -34,10 +35,16 @@ class ProjectSplit:
     units: int
     labels_digest: str
     digest: str
+    divides_near: bool = False
 
 
 def make_split(
-    project: VisionProject, shares: Mapping[str, float], *, seed: int = 0, name: str = "split"
+    project: VisionProject,
+    shares: Mapping[str, float],
+    *,
+    seed: int = 0,
+    name: str = "split",
+    divide_near: bool = False,
 ) -> ProjectSplit:
     """Divide the labelled pictures into parts, and write runs/splits/NAME.json, which must not be there.
 
@@ -49,6 +56,8 @@ def make_split(
         shares: the wanted share of each part, such as {"train": 0.8, "val": 0.2}.
         seed: another seed gives another split.
         name: the split's name: letters, digits, "-" and "_".
+        divide_near: near duplicates may be in two parts. For pictures of one product in one position, which all look
+            alike and would be one group.
 
     Raises:
         ArgumentError: no picture is labelled, a part would be empty, the shares or the name are wrong, or there is a
@@ -61,7 +70,7 @@ def make_split(
     paths = frozenset(each.path for each in images if each.is_usable and each.path in labellings)
     if not paths:
         raise ArgumentError(f"{str(project.folder)!r} has no labelled picture: label or import some, then split")
-    units = split_units(images, likeness(images), labellings, paths)
+    units = split_units(images, likeness(images, near=not divide_near), labellings, paths)
     parts = split(units, shares, seed)
     made = ProjectSplit(
         name=name,
@@ -70,6 +79,7 @@ def make_split(
         units=len(units),
         labels_digest=labels_digest([each for each in images if each.path in paths], labellings),
         digest=split_digest(parts),
+        divides_near=divide_near,
     )
     _write(_path(project, name), made)
     return made
@@ -92,6 +102,7 @@ def read_split(project: VisionProject, name: str = "split") -> ProjectSplit:
             units=told["units"],
             labels_digest=told["labels_digest"],
             digest=told["digest"],
+            divides_near=told.get("divides_near", False),
         )
     except FileNotFoundError:
         raise DataError(f"the project has no split {name!r}: make it with make_split") from None
@@ -137,6 +148,7 @@ def _write(path: Path, made: ProjectSplit) -> None:
         "units": made.units,
         "labels_digest": made.labels_digest,
         "digest": made.digest,
+        "divides_near": made.divides_near,
         "parts": {part: list(paths) for part, paths in made.parts.items()},
     }
     text = json.dumps(told, ensure_ascii=False, indent=1) + "\n"
