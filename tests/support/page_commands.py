@@ -88,6 +88,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("vision_training.md", "multiring run -n 2 -- multiring vision train shapes --kind classify --name on-two"): Read(
         "takes minutes; tests/frameworks/vision/test_vision_training.py trains smaller models"
     ),
+    (
+        "vision_training.md",
+        "multiring vision train shapes --base shapes/runs/classify/model.safetensors --kind detect",
+    ): Read("needs a trained run; tests/frameworks/vision/test_base_weights.py trains with one"),
     ("vision_training.md", "multiring vision eval shapes classify"): Read(
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),

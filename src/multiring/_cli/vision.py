@@ -150,9 +150,7 @@ def _split(arguments: argparse.Namespace) -> int:
     shares = _shares(arguments.shares)
     with _opened(arguments.folder) as project:
         project.scan()
-        made = make_split(
-            project, shares, seed=arguments.seed, name=arguments.name, divide_near=arguments.divide_near
-        )
+        made = make_split(project, shares, seed=arguments.seed, name=arguments.name, divide_near=arguments.divide_near)
         place = project.runs / "splits" / f"{made.name}.json"
     if arguments.json:
         show(json.dumps(asdict(made), ensure_ascii=False))

@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.ranks import Here, Process, RanksFailed, run_ranks
 from tests.support.shape_pictures import classified_shapes, located_shapes
 
 from multiring.vision import Label, VisionProject, make_split
 from multiring.vision.fitting.train_command import train_model
+from multiring.vision.models.residual import PictureClassifier, ResidualEncoder
+
+torch_files = pytest.importorskip("safetensors.torch")
 
 TORCH = Process(nursery="torch", beforehand=("multiring.training", "multiring.vision.fitting.train_command"))
 STEPS = 50
@@ -29,8 +33,16 @@ def train(_: Here, folder: str, name: str, options: dict[str, Any]) -> float:
     return 0.0 if run is None else json.loads((run / "model.json").read_text(encoding="utf-8"))["seed"]
 
 
-def train_on(here: Here, folders: list[str], options: dict[str, Any]) -> float:
-    return train(here, folders[here.rank], "apart", options)
+def train_on(here: Here, folders: list[str], options: dict[str, Any], bases: list[str] | None = None) -> float:
+    own = {} if bases is None else {"base": bases[here.rank]}
+    return train(here, folders[here.rank], "apart", {**options, **own})
+
+
+def write_base(path: Path, seed: int) -> Path:
+    """Write random weights of the small network as a file of pretrained weights."""
+    torch.manual_seed(seed)
+    torch_files.save_file(PictureClassifier(ResidualEncoder(8, 1), 2).state_dict(), path)
+    return path
 
 
 def test_ranks_with_other_labels_or_options_refuse_on_every_rank(tmp_path: Path) -> None:
@@ -43,15 +55,18 @@ def test_ranks_with_other_labels_or_options_refuse_on_every_rank(tmp_path: Path)
         [label] = project.labellings()[path].labels or ()
         project.set_labels(path, (Label(class_name={"disc": "block", "block": "disc"}[label.class_name]),), "ann")
 
-    def told(names: list[Path], **options: Any) -> str:
+    def told(names: list[Path], bases: list[str] | None = None, **options: Any) -> str:
         with pytest.raises(RanksFailed) as caught:
-            run_ranks(train_on, 2, [str(each) for each in names], {"val": "", **options}, process=TORCH)
+            run_ranks(train_on, 2, [str(each) for each in names], {"val": "", **options}, bases, process=TORCH)
         assert "2 ranks failed" in str(caught.value)
         return str(caught.value)
 
     assert "rank 1 has labels" in told(folders)
     assert "rank 1 cannot train: " in told([folders[0], tmp_path / "none"])
     assert "batch=1 on 2 ranks: a batch of 1 samples gives" in told([folders[0]] * 2, batch=1)
+    bases = [str(write_base(tmp_path / f"{seed}.safetensors", seed)) for seed in range(2)]
+    assert "rank 1 has option base_digest" in told([folders[0]] * 2, bases)
+    assert "cannot be read: No such file" in told([folders[0]] * 2, [bases[0], str(tmp_path / "none")])
     assert not any((folder / "runs" / "apart").exists() for folder in folders)
 
 
@@ -73,6 +88,8 @@ def test_any_number_of_ranks_has_the_same_losses(tmp_path: Path, kind: str, numb
     options = {"kind": kind, "precision": "float64", "val": "", "epochs": STEPS // (PICTURES // 8), "noise": False}
     if kind == "detect":
         options["head"] = 8
+    else:
+        options["base"] = str(write_base(tmp_path / "base.safetensors", 1))
     for ranks in numbers:
         run_ranks(train, ranks, str(folder), f"on-{ranks}", options, process=TORCH, deadline_s=300.0)
     one, *others = (losses(folder, f"on-{ranks}") for ranks in numbers)
@@ -83,14 +100,28 @@ def test_any_number_of_ranks_has_the_same_losses(tmp_path: Path, kind: str, numb
 
 
 def command(folder: Path, name: str) -> list[str]:
+    base = folder.parent / "base.safetensors"
     words = [f"--{key}={value}" for key, value in {**SMALL, "epochs": 30, "save_every": 7}.items() if key != "peak"]
     words = [each.replace("_", "-") for each in words]
-    return [sys.executable, "-m", "multiring", "vision", "train", str(folder), "--name", name, "--no-noise", *words]
+    return [
+        sys.executable,
+        "-m",
+        "multiring",
+        "vision",
+        "train",
+        str(folder),
+        "--name",
+        name,
+        "--no-noise",
+        *words,
+        f"--base={base}",
+    ]
 
 
 @pytest.mark.timeout(400)
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     folder = classified_shapes(tmp_path / "shapes", 12)
+    write_base(tmp_path / "base.safetensors", 1)
     subprocess.run(command(folder, "whole"), check=True, timeout=300, capture_output=True)
     kills = 0
     for step in (9, 25, 40):  # not where a checkpoint is

@@ -9,6 +9,7 @@ from multiring.errors import ArgumentError
 from multiring.training.options import TrainingOptions
 from multiring.vision.models.architectures import ENCODERS, HEADS
 
+BASE_RATE = 0.3  # of the learning rate of random weights, for pretrained ones
 _MOST_SIZE = {"classify": 192, "detect": 320, "segment": 320, "act": 96}  # pixels, chosen by the recipe
 
 
@@ -20,9 +21,11 @@ class VisionOptions(TrainingOptions):
     split: str = "split"  # the name of the split in runs/splits
     train: str = "train"  # the part of the split to train on
     val: str = "val"  # the part of the split that chooses the best checkpoint; empty: the last checkpoint is the best
-    architecture: str = "resnet"  # resnet
-    width: int = 32  # channels of the network's first stage
-    blocks: int = 2  # residual blocks of each of the four stages
+    base: str = ""  # a file of pretrained weights for the network's encoder; empty: random weights
+    base_digest: str = ""  # SHA-256 that the file of the option base must have; empty: any
+    architecture: str = "resnet"  # resnet, or efficientnet-lite0; by default, that of the option base
+    width: int = 32  # channels of the first stage of resnet
+    blocks: int = 2  # residual blocks of each of the four stages of resnet
     size: int = 0  # side in pixels of the square that the network sees; 0: by the pictures
     fit: str = ""  # stretch or letterbox: how pictures become squares; empty: by the kind
     head: int = 64  # channels of the part of the network that is the kind's own; classify has none
@@ -45,6 +48,8 @@ class VisionOptions(TrainingOptions):
             require_number(name, getattr(self, name), 1)
         for name in ("smoothing", "crop", "colour"):
             require_number(name, getattr(self, name), below=1)
+        if self.base_digest and not self.base:
+            raise ArgumentError(f"base_digest={self.base_digest!r}, but no base: want the file by the option base")
         if self.val == self.train:
             raise ArgumentError(
                 f"val={self.val!r} is the part to train on: want another part of the split, or an empty value"
@@ -53,6 +58,13 @@ class VisionOptions(TrainingOptions):
         require_number("frames", self.frames, 2)
         if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
             raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
+
+
+def epochs_by_size(samples: int, *, has_base: bool = False) -> int:
+    """Return the recipe's passes over all samples; pretrained weights need a ninth as many."""
+    return (
+        min(200, max(8, round(1800 / math.sqrt(samples)))) if not has_base else max(4, round(200 / math.sqrt(samples)))
+    )
 
 
 def recipe_by_size(
@@ -72,7 +84,7 @@ def recipe_by_size(
         ranks: the number of ranks.
     """
     batch = batch or min(samples, max(ranks, 8 if samples < 64 else 16 if samples < 512 else 32))
-    epochs = epochs or min(200, max(8, round(1800 / math.sqrt(samples))))
+    epochs = epochs or epochs_by_size(samples)
     steps = max(1, samples // batch) * epochs
     return {
         "kind": kind,

@@ -1,6 +1,7 @@
 """The description and the task of a training, by its kind."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import multiring.torch as mt
@@ -12,7 +13,8 @@ from multiring.vision.fitting.fit_options import VisionOptions
 from multiring.vision.fitting.samples import PictureSamples, SampleOptions
 from multiring.vision.fitting.segment_task import SegmentTask
 from multiring.vision.fitting.targets import NOTHING, LabelledParts
-from multiring.vision.models.architectures import HEADS
+from multiring.vision.models.architectures import DEVIATIONS, ENCODERS, HEADS
+from multiring.vision.models.base_weights import BaseWeights, load_base
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import VisionModel
 
@@ -21,6 +23,7 @@ VisionTask = ClassifyTask | DetectTask | SegmentTask
 
 def describe(options: VisionOptions, data: LabelledParts) -> ModelDescription:
     """Return the description of the model that a training will make, without scores."""
+    deviation = DEVIATIONS[options.architecture]
     given = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return ModelDescription(
         kind=options.kind,
@@ -28,24 +31,38 @@ def describe(options: VisionOptions, data: LabelledParts) -> ModelDescription:
         size=options.size,
         fit=options.fit,
         frames=options.frames if options.kind == "act" else 1,
+        std=(deviation, deviation, deviation),
         architecture=options.architecture,
-        arguments={name: given[name] for name in ("width", "blocks", *HEADS[options.kind])},
+        arguments={name: given[name] for name in (*ENCODERS[options.architecture], *HEADS[options.kind])},
         has_nothing=data.has_nothing and options.kind in {"classify", "act"},
-        digests={"labels": data.labels_digest, "split": data.split.digest},
+        digests={"labels": data.labels_digest, "split": data.split.digest}
+        | ({"base": options.base_digest} if options.base else {}),
+        base=Path(options.base).name,
         split=data.split.name,
         seed=options.seed,
     )
 
 
-def build_task(options: VisionOptions, data: LabelledParts, described: ModelDescription) -> VisionTask:
+def build_task(
+    options: VisionOptions, data: LabelledParts, described: ModelDescription, base: BaseWeights | None = None
+) -> VisionTask:
     """Return the task of a training, with its data.
+
+    Args:
+        options: of the training.
+        data: the samples.
+        described: the model that the training makes.
+        base: the pretrained weights of the model's encoder.
 
     Raises:
         ArgumentError: a batch has more samples than there are.
+        DataError: the pretrained weights do not fit the network.
     """
 
     def made() -> VisionModel:
         model = VisionModel(described)
+        if base is not None:
+            load_base(model.network, base)
         if options.sync_norm and not options.plain:
             model.network = mt.convert_sync_batchnorm(model.network)
         return model

@@ -16,9 +16,10 @@ from multiring.training.options import given_options
 from multiring.training.run_folder import OPTIONS
 from multiring.vision.checks.split_files import make_split, read_split, require_undivided
 from multiring.vision.fitting.detect_task import DetectTask
-from multiring.vision.fitting.fit_options import VisionOptions, recipe_by_size
+from multiring.vision.fitting.fit_options import BASE_RATE, VisionOptions, epochs_by_size, recipe_by_size
 from multiring.vision.fitting.kinds import build_task, describe
 from multiring.vision.fitting.targets import UNSPLIT, LabelledParts, labelled_parts, require_enough
+from multiring.vision.models.base_weights import BaseWeights, load_base, read_base
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, save_model
 from multiring.vision.project.folder import VisionProject
@@ -27,8 +28,9 @@ DEFAULT_SPLIT = "split"
 UNCHOSEN_THRESHOLD = 0.3  # of a detector without a validation part
 _SHARES = {"train": 0.8, "val": 0.2}
 _AGREEMENT = "vision data"
-_PATHS = ("data", "run")  # options that may differ between ranks, on hosts with other folders
+_PATHS = ("data", "run", "base")  # options that may differ between ranks, on hosts with other folders
 _ANEW = "To train anew, remove the folder {}"
+Prepared = tuple[VisionOptions, LabelledParts, BaseWeights | None]
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(VisionOptions)}
 
 
@@ -105,8 +107,8 @@ def _kept_options(place: Path) -> dict[str, Any]:
     return found
 
 
-def _prepared(folder: Path, name: str, given: dict[str, Any], ranks: int) -> tuple[VisionOptions, LabelledParts]:
-    """Return all options and the data that they choose."""
+def _prepared(folder: Path, name: str, given: dict[str, Any], ranks: int) -> Prepared:
+    """Return all options, and the data and the pretrained weights that they choose."""
     place = _run_folder(folder, name or given.get("kind", _DEFAULTS["kind"]))
     own = {"data": str(folder), "run": str(place)}
     for each, path in own.items():
@@ -114,20 +116,29 @@ def _prepared(folder: Path, name: str, given: dict[str, Any], ranks: int) -> tup
             raise ArgumentError(f"{each}={given[each]!r}: this training's is {path!r}; leave the option {each!r} out")
     told = {**_kept_options(place), **given}
     data = _read(folder, told)
-    return VisionOptions(**{**_recipe(data, told, ranks), **told, **own}), data
+    base = _base(told)
+    options = VisionOptions(**{**_recipe(data, told, ranks), **_of_base(base), **told, **own})
+    if base is not None:
+        if options.architecture != base.architecture:
+            raise DataError(
+                f"base {options.base!r} is of the architecture {base.architecture}, but the option architecture is "
+                f"{options.architecture!r}: leave the option out, or give another base"
+            )
+        load_base(VisionModel(describe(options, data)).network, base)  # raises an error if it does not fit
+    return options, data, base
 
 
-def _agreed(folder: Path, name: str, given: dict[str, Any]) -> tuple[VisionOptions, LabelledParts]:
+def _agreed(folder: Path, name: str, given: dict[str, Any]) -> Prepared:
     """Return what `_prepared` does; if it fails on a rank, or if ranks differ, raise an error on every rank."""
     shares = mt.is_initialized() and not given.get("plain", False)
     try:
-        options, data = _prepared(folder, name, given, mt.size() if shares else 1)
+        options, data, base = _prepared(folder, name, given, mt.size() if shares else 1)
     except Exception as error:
         if shares:
             mt.allgather_object(({}, f"{type(error).__name__}: {error}"), name=_AGREEMENT)
         raise
     if not shares:
-        return options, data
+        return options, data, base
     facts: dict[str, Any] = {"labels": data.labels_digest[:16], "split": data.split.digest[:16]}
     facts |= {"classes": data.classes, "nothing": data.has_nothing}
     facts |= {f"option {each}": value for each, value in dataclasses.asdict(options).items() if each not in _PATHS}
@@ -143,7 +154,28 @@ def _agreed(folder: Path, name: str, given: dict[str, Any]) -> tuple[VisionOptio
                     f"rank {rank} has {key} {found[key]!r}, and rank 0 has {value!r}: want the same options and the "
                     f"same project, with its labels and splits, on every rank"
                 )
-    return options, data
+    return options, data, base
+
+
+def _base(told: dict[str, Any]) -> BaseWeights | None:
+    """Return the pretrained weights that options name; their digest is that of the training's beginning."""
+    if not told.get("base"):
+        return None
+    found = read_base(told["base"])
+    wanted = told.get("base_digest", "")
+    if wanted and found.digest != wanted:
+        raise DataError(
+            f"base {told['base']!r} has the digest {found.digest[:16]}: want {wanted[:16]}, of the option base_digest "
+            "or of the interrupted training. Put that file back, or train anew in another run"
+        )
+    return found
+
+
+def _of_base(base: BaseWeights | None) -> dict[str, Any]:
+    """Return the options that pretrained weights decide."""
+    if base is None:
+        return {}
+    return {"base_digest": base.digest, "architecture": base.architecture, **base.arguments}
 
 
 def _read(folder: Path, told: dict[str, Any]) -> LabelledParts:
@@ -169,20 +201,23 @@ def _recipe(data: LabelledParts, told: dict[str, Any], ranks: int) -> dict[str, 
     longer = statistics.median(max(each.width, each.height) for each in samples)
     batch, epochs = (max(told.get(each, 0), 0) for each in ("batch", "epochs"))  # `VisionOptions` refuses others
     kind = told.get("kind", _DEFAULTS["kind"])
-    return recipe_by_size(kind, len(samples), int(longer), batch=batch, epochs=epochs, ranks=ranks)
+    has_base = bool(told.get("base"))
+    epochs = epochs or epochs_by_size(len(samples), has_base=has_base)
+    made = recipe_by_size(kind, len(samples), int(longer), batch=batch, epochs=epochs, ranks=ranks)
+    return {**made, "rate": made["rate"] * (BASE_RATE if has_base else 1)}
 
 
 def _train(folder: Path, name: str, given: dict[str, Any]) -> Path | None:
     if not given.get("plain", False):
         mt.init()
-    options, data = _agreed(folder, name, given)
+    options, data, base = _agreed(folder, name, given)
     if unsplit := data.left_out.get(UNSPLIT):
         mt.print_once(
             f"{unsplit} labelled picture{'s' * (unsplit > 1)} in no part of split {data.split.name!r}, which was made "
             "before: not trained on. To use all, make another split, and give its name by the option split"
         )
     described = describe(options, data)
-    task = build_task(options, data, described)
+    task = build_task(options, data, described, base)
     run = TrainingRun(task, options)
     run.train()
     if not _is_finished(run, options):
@@ -204,7 +239,9 @@ def _train(folder: Path, name: str, given: dict[str, Any]) -> Path | None:
             with run.recipe.average.applied() if run.recipe.average is not None else nullcontext():
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
                 _save(run, dataclasses.replace(described, scores=scores, when=now, threshold=threshold))
-    run.write_report(model=f"{described.architecture}, width {options.width}")
+    run.write_report(
+        model=" ".join([described.architecture, *(f"{name} {value}" for name, value in described.arguments.items())])
+    )
     return run.folder if run.rank == 0 else None
 
 

@@ -9,11 +9,13 @@ from multiring.errors import DataError
 from multiring.vision.models.clip_classifier import ClipClassifier
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.detector import CentrePointDetector
-from multiring.vision.models.residual import PictureClassifier, ResidualEncoder
+from multiring.vision.models.efficientnet import EfficientNetLite0
+from multiring.vision.models.residual import PictureClassifier, PictureEncoder, ResidualEncoder
 from multiring.vision.models.segmenter import PictureSegmenter
 
+LITE0 = "efficientnet-lite0"
 # The arguments of each encoder with their defaults.
-ENCODERS: Mapping[str, Mapping[str, int]] = {"resnet": {"width": 32, "blocks": 2}}
+ENCODERS: Mapping[str, Mapping[str, int]] = {"resnet": {"width": 32, "blocks": 2}, LITE0: {}}
 # The additional arguments of each kind with their defaults.
 HEADS: Mapping[str, Mapping[str, int]] = {
     "classify": {},
@@ -21,6 +23,8 @@ HEADS: Mapping[str, Mapping[str, int]] = {
     "segment": {"head": 64},
     "act": {"head": 64},
 }
+# The deviations of pictures that an encoder sees, for red, green and blue in 0 to 1. Pretrained weights depend on them.
+DEVIATIONS: Mapping[str, float] = {"resnet": 0.25, LITE0: 0.5}
 _MOST = 4096  # channels or blocks
 
 
@@ -37,7 +41,8 @@ def require_arguments(kind: str, architecture: str, arguments: Mapping[str, Any]
     defaults = {**ENCODERS[architecture], **HEADS[kind]}
     for name, value in arguments.items():
         if name not in defaults:
-            raise DataError(f"{architecture} has no argument {name!r}: want one of {', '.join(sorted(defaults))}")
+            names = ", ".join(sorted(defaults)) or "none"
+            raise DataError(f"{architecture} has no argument {name!r}: want one of {names}")
         wanted = type(defaults[name])
         if type(value) is not wanted or not 1 <= value <= _MOST:
             raise DataError(f"{architecture}: {name}={value!r}: want a whole number from 1 to {_MOST}")
@@ -51,7 +56,11 @@ def build_network(description: ModelDescription) -> nn.Module:
         DataError: as of `require_arguments`.
     """
     given = require_arguments(description.kind, description.architecture, description.arguments)
-    encoder = ResidualEncoder(given["width"], given["blocks"])
+    encoder: PictureEncoder
+    if description.architecture == LITE0:
+        encoder = EfficientNetLite0(has_top=description.kind == "classify")
+    else:
+        encoder = ResidualEncoder(given["width"], given["blocks"])
     outputs = description.outputs
     if description.kind == "classify":
         return PictureClassifier(encoder, outputs)

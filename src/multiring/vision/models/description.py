@@ -17,7 +17,7 @@ from multiring.errors import DataError
 KINDS = ("classify", "detect", "segment", "act")
 FITS = ("stretch", "letterbox")
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-DIGESTS = ("labels", "split", "weights")
+DIGESTS = ("labels", "split", "weights", "base")
 _FORMAT = 1
 _FUNCTION = ("kind", "classes", "size", "fit", "frames", "mean", "std", "architecture", "arguments", "has_nothing")
 _KEY = "multiring_model"
@@ -41,8 +41,8 @@ class ModelDescription:
         arguments: the network's arguments by name.
         has_nothing: the network has a last output for "nothing is in the picture". See `VisionModel`.
         threshold: the lowest score of an answer.
-        digests: SHA-256 as hexadecimal digits: of the "labels" and the "split" that it was trained on, and of the file
-            of "weights".
+        digests: SHA-256 as hexadecimal digits: of the "labels" and the "split" that it was trained on, of the file of
+            "weights", and of the file of pretrained weights, "base", if there was one.
         split: the name of the split.
         scores: the scores of the validation part in percent, by name; empty if there was no such part.
         seed: the seed of the training.
