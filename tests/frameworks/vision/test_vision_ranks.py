@@ -119,6 +119,8 @@ def command(folder: Path, name: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
+# Five trainings, each with its imports.
+@pytest.mark.timeout(300)
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     folder = classified_shapes(tmp_path / "shapes", 12)
     write_base(tmp_path / "base.safetensors", 1)
