@@ -29,13 +29,14 @@ def draw_pictures(folder: Path, number: int, seed: int = 0) -> list[Path]:
     return paths
 
 
-def small_model(seed: int = 0, *, size: int = 16, width: int = 8) -> VisionModel:
+def small_model(seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 1) -> VisionModel:
     """Return a model of random weights whose answers vary with the picture.
 
     Args:
         seed: of the weights.
         size: the side of the square that the network sees.
         width: the channels of the network's first stage.
+        blocks: of each stage.
     """
     torch.manual_seed(seed)
     description = ModelDescription(
@@ -43,7 +44,7 @@ def small_model(seed: int = 0, *, size: int = 16, width: int = 8) -> VisionModel
         classes=CLASSES,
         size=size,
         architecture="resnet",
-        arguments={"width": width, "blocks": 1},
+        arguments={"width": width, "blocks": blocks},
         mean=(0.4, 0.5, 0.6),
         std=(0.2, 0.25, 0.3),
         split="split",

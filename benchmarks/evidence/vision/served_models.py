@@ -13,15 +13,21 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "build" / "evidence" / "vision"
 
 
-def exported(size: int, width: int) -> Path:
-    """Return a model.onnx for squares of `size` pixels and `width` channels at first; make it if it is not there."""
-    folder = FOLDER / f"served-{size}-{width}"
+def exported(size: int, width: int, blocks: int = 1) -> Path:
+    """Return the model.onnx of a classifier; make it if it is not there.
+
+    Args:
+        size: the side of the square that the network sees.
+        width: the channels of its first stage.
+        blocks: the blocks of each stage.
+    """
+    folder = FOLDER / f"served-{size}-{width}-{blocks}"
     found = folder / "runs" / "first" / "model.onnx"
     if not found.exists():
         # Made under another name, so that a killed program leaves no half of it.
         FOLDER.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(dir=FOLDER))
-        project, run = make_run(beside / "project", 20, size=size, width=width)
+        project, run = make_run(beside / "project", 20, size=size, width=width, blocks=blocks)
         with project:
             export_run(project, run)
         (beside / "project").rename(folder)

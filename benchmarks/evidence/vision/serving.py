@@ -2,12 +2,13 @@
 
     python benchmarks/evidence/vision/serving.py [--only batching,hostile,sigterm,load,kserve] [--divide N]
 
-Each part starts its own server, as a user does. `--divide` does 1/N of everything, as a trial. The small model sees
+Each part starts its own server, as a user does. `--divide` does 1/N of everything, as a trial. But for batching, the model sees
 squares of 64 pixels with 16 channels at first. Models have random weights. kserve is installed into an environment of
 its own in build/evidence/vision.
 """
 
 import json
+import os
 import random
 import statistics
 import struct
@@ -21,56 +22,74 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 from benchmarks.evidence.support.claims import Claim, report
+from benchmarks.evidence.vision.closed_loop import Pace, pace
 from benchmarks.evidence.vision.served_models import FOLDER, exported, photographs
 from tests.support.model_servers import ClientLoad, RunningServer, running_server
 
 PICTURE, INFER = "/v2/models/first/picture", "/v2/models/first/infer"
 _CLIENTS = 16
 _SMALL = (64, 16)
+# Chosen before any of it was measured: what `vision train` makes without options of pictures of up to 32 pixels, and
+# the same network at 224 pixels: 0.55 billion multiplications, where EfficientNet-Lite0 has 0.41.
+_STATED, _AS_LITE0 = (32, 32, 2), (224, 32, 2)
 _MEMORY = 0.05  # by which memory may differ in the last five minutes
 
 
 def batching(share: int) -> Iterator[Claim]:
-    """Compare requests a second with batches of 16 and of 1, at the same number of clients."""
-    model = exported(*_SMALL)
-    found: dict[int, list[tuple[float, float]]] = {1: [], 16: []}
-    for _ in range(3):
-        for batch, results in found.items():
-            results.append(_rate(model, batch, max(2.0, 60 / share)))
-    rates = {batch: statistics.median(rate for rate, _ in results) for batch, results in found.items()}
-    slowest = {batch: statistics.median(late for _, late in results) for batch, results in found.items()}
-    figure = ", ".join(
-        f"batch {batch}: {rates[batch]:.0f} a second, p99 {1000 * slowest[batch]:.0f} ms" for batch in (1, 16)
+    """Compare requests a second with batches of 16 and of 1, at the same number of clients.
+
+    Both servers run all the time, and one of them is loaded at a time, in turns, so that other work on the machine
+    meets both. The figures are medians over the turns; the ratios are medians of the ratios of neighbouring turns.
+    """
+    for text, shape, clients, wanted in (
+        ("the default classifier of pictures of 32 pixels, the small model", _STATED, _CLIENTS, 1.5),
+        ("the default classifier at 224 pixels, of the size of EfficientNet-Lite0", _AS_LITE0, _CLIENTS, 0.95),
+    ):
+        yield _compared(text, shape, clients, wanted, share)
+
+
+def _compared(text: str, shape: tuple[int, int, int], clients: int, wanted: float, share: int) -> Claim:
+    """Compare the two servers of one model."""
+    request = _request(shape[0])
+    turns = max(3, 16 // share)
+    model = exported(*shape)
+    found: dict[int, list[Pace]] = {1: [], 16: []}
+    with running_server(model, "--batch", "1") as alone, running_server(model, "--batch", "16") as together:
+        ports = {1: alone.port, 16: together.port}
+        for turn in range(turns):
+            for batch in (1, 16) if turn % 2 else (16, 1):
+                found[batch].append(pace(ports[batch], request, clients=clients, seconds=5))
+        alone.end()
+        together.end()
+    figure = "; ".join(
+        f"batch {batch}: {statistics.median(each.rate for each in paces):.0f} a second, p99 "
+        f"{1000 * statistics.median(each.late_s for each in paces):.0f} ms"
+        for batch, paces in found.items()
     )
-    yield Claim(
-        text=f"batching answers 1.5 times as many requests of {_CLIENTS} clients, at no later p99 (tensors of 64 x 64)",
-        figure=f"{figure}; {rates[16] / rates[1]:.2f}x",
-        holds=rates[16] >= 1.5 * rates[1] and slowest[16] <= 1.05 * slowest[1],
+    pairs = list(zip(found[16], found[1], strict=True))
+    faster = statistics.median(together.rate / alone.rate for together, alone in pairs)
+    later = statistics.median(together.late_s / alone.late_s for together, alone in pairs)
+    load = " ".join(f"{each:.0f}" for each in os.getloadavg())
+    return Claim(
+        text=f"{text}: batching gives at least {wanted}x the requests a second of {clients} clients, at no later p99",
+        figure=f"{figure}; {faster:.2f}x, p99 {later:.2f}x; {turns} turns of 5 s, load {load}",
+        holds=faster >= wanted and later <= 1.05,
     )
 
 
-def _rate(model: Path, batch: int, seconds: float) -> tuple[float, float]:
-    """Return requests a second and the 99th percentile of their seconds."""
-    with running_server(model, "--batch", str(batch)) as server:
-        load = ClientLoad(server.port, INFER, *_tensor(), clients=_CLIENTS)
-        time.sleep(min(2.0, seconds / 4))
-        before, start = len(load.seconds), time.monotonic()
-        time.sleep(seconds)
-        times = load.seconds[before:]
-        elapsed = time.monotonic() - start
-        load.stop()
-        assert load.statuses == {200}, load.statuses
-        server.end()
-    return len(times) / elapsed, statistics.quantiles(times, n=100)[98]
-
-
-def _tensor() -> tuple[bytes, dict[str, str]]:
-    """Return the body and the headers of a tensor of 64 x 64 pixels as bytes."""
-    pixels = random.Random(0).randbytes(64 * 64 * 3)  # noqa: S311 -- a picture
-    one = {"name": "pixels", "shape": [1, 64, 64, 3], "datatype": "UINT8"}
+def _request(side: int) -> bytes:
+    """Return a request with a square of pixels as bytes."""
+    pixels = random.Random(0).randbytes(side * side * 3)  # noqa: S311 -- a picture
+    one = {"name": "pixels", "shape": [1, side, side, 3], "datatype": "UINT8"}
     wanted = {"inputs": [{**one, "parameters": {"binary_data_size": len(pixels)}}]}
     head = json.dumps({**wanted, "parameters": {"binary_data_output": True}}).encode()
-    return head + pixels, {"Inference-Header-Content-Length": str(len(head))}
+    lines = (
+        f"POST {INFER} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Inference-Header-Content-Length: {len(head)}",
+        f"Content-Length: {len(head) + len(pixels)}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + head + pixels
 
 
 def hostile(share: int) -> Iterator[Claim]:
