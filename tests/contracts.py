@@ -55,6 +55,7 @@ PARTS = {
     ),
     "vision": (
         "labelling | serving",
+        "access",
         "predicting",
         "exporting",
         "scoring",

@@ -13,7 +13,9 @@ from PIL import Image
 
 from multiring.errors import ArgumentError, DataError
 from multiring.vision import Box, Label, Mask, VisionProject, read_picture, run_lengths_of
-from multiring.vision.labelling.access import COOKIE, MOST_BYTES, listening_socket, read_token
+from multiring.vision.access.loopback import is_loopback
+from multiring.vision.access.token_files import read_tokens
+from multiring.vision.labelling.access import COOKIE, MOST_BYTES, listening_socket
 from multiring.vision.labelling.application import LabellingService, create_application
 from multiring.vision.labelling.frames import make_frames, videos_without_frames
 from multiring.vision.labels import to_json
@@ -253,14 +255,23 @@ def test_other_hosts_need_the_token(folder: Path) -> None:
 
 def test_files_of_tokens_and_ports(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    with pytest.raises(DataError, match="cannot be read"):
-        read_token(file)
-    for text in ("short", "ü" * 20, ""):
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        read_tokens(file)
+    file.touch(0o600)
+    for text, said in (
+        ("short", "fewer than 16"), ("ü" * 20, "cannot be read"), ("", "has no token"), (f"{TOKEN}\0", "control"),
+    ):  # fmt: skip
         file.write_text(text, "utf-8")
-        with pytest.raises(DataError, match="at least 16"):
-            read_token(file)
-    file.write_text(f"{TOKEN}\n")
-    assert read_token(file) == TOKEN
+        with pytest.raises(ArgumentError, match=said):
+            read_tokens(file)
+    file.write_text(f"# of the page\n\n{TOKEN}\n")
+    assert read_tokens(file) == [TOKEN]
+    for mode in (0o640, 0o604):
+        file.chmod(mode)
+        with pytest.raises(ArgumentError, match="chmod 600"):
+            read_tokens(file)
+    assert [is_loopback(each) for each in ("localhost", "127.0.0.2", "::1")] == [True] * 3
+    assert not any(is_loopback(each) for each in ("a.localhost", "localhost.example", "0.0.0.0", "10.0.0.1", ""))  # noqa: S104 -- compared only
     with listening_socket("127.0.0.1", 0) as used:
         port = used.getsockname()[1]
         with pytest.raises(ArgumentError, match=rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use"):

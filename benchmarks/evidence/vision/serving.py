@@ -2,9 +2,9 @@
 
     python benchmarks/evidence/vision/serving.py [--only batching,hostile,sigterm,load,kserve] [--divide N]
 
-Each part starts its own server, as a user does. `--divide` does 1/N of everything, as a trial. But for batching, the model sees
-squares of 64 pixels with 16 channels at first. Models have random weights. kserve is installed into an environment of
-its own in build/evidence/vision.
+Each part starts its own server, as a user does. `--divide` does 1/N of everything, as a trial. Except for batching, the
+model sees squares of 64 pixels with 16 channels at first. Models have random weights. kserve is installed into an
+environment of its own in build/evidence/vision.
 """
 
 import json

@@ -117,8 +117,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from multiring.vision.access.loopback import is_loopback  # noqa: PLC0415 -- see above
     from multiring.vision.serving.application import InferenceServer  # noqa: PLC0415 -- see above
-    from multiring.vision.serving.hosts import is_loopback  # noqa: PLC0415 -- see above
     from multiring.vision.serving.limits import ServerLimits  # noqa: PLC0415 -- see above
     from multiring.vision.serving.repository import open_repository  # noqa: PLC0415 -- see above
     from multiring.vision.serving.server import serve  # noqa: PLC0415 -- see above

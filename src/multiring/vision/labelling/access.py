@@ -8,14 +8,13 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
 from typing import Any
 
-from multiring.errors import ArgumentError, DataError
+from multiring.errors import ArgumentError
+from multiring.vision.access.loopback import is_loopback
 
 MOST_BYTES = 32 << 20  # of a request's body: the masks of a large picture
 _BODY_S = 30.0  # the time in which a body must arrive
-_SHORTEST = 16  # characters of a token
 # A page of another site cannot send this header without asking, and the answer is no. So it cannot change labels in
 # the name of somebody whose browser is logged in.
 WRITES = "x-multiring"
@@ -37,32 +36,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only programs of this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file's first line.
-
-    Raises:
-        DataError: the file cannot be read, or the token is short or has other characters than visible ASCII.
-    """
-    try:
-        token = path.read_text("utf-8").strip().split("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"token file {str(path)!r} cannot be read: {error}") from error
-    if len(token) < _SHORTEST or not token.isascii() or not token.isprintable():
-        raise DataError(
-            f"token file {str(path)!r}: want a first line of at least {_SHORTEST} visible ASCII characters, such as "
-            "the output of `openssl rand -hex 32`"
-        )
-    return token
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

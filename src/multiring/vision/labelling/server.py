@@ -7,7 +7,9 @@ from pathlib import Path
 
 import uvicorn
 
-from multiring.vision.labelling.access import is_loopback, listening_socket, read_token
+from multiring.vision.access.loopback import is_loopback
+from multiring.vision.access.token_files import read_tokens
+from multiring.vision.labelling.access import listening_socket
 from multiring.vision.labelling.application import LabellingService, create_application
 
 
@@ -18,14 +20,14 @@ def serve_page(folder: Path, host: str, port: int, token_file: Path | None, read
         folder: the project's folder.
         host: the address to listen on.
         port: the port; 0 is a free one.
-        token_file: the file of the token, without which only loopback addresses are allowed.
+        token_file: the file whose first token clients must have, without which only loopback addresses are allowed.
         ready: gets the page's address once it can be opened.
 
     Raises:
-        ArgumentError: other machines can reach the address and there is no token, or the port is in use.
-        DataError: the file of the token is unusable.
+        ArgumentError: other machines can reach the address and there is no token, the port is in use, or the file of
+            the token is unusable: see `read_tokens`.
     """
-    token = None if token_file is None else read_token(token_file)
+    token = None if token_file is None else read_tokens(token_file)[0]
     service = LabellingService(folder, _author() if is_loopback(host) else "")
     application = create_application(service, host, token)
     listening = listening_socket(host, port)

@@ -19,13 +19,13 @@ from starlette.routing import Route
 from multiring._version import VERSION
 from multiring.data.readers.limits import Limits
 from multiring.errors import DataError
+from multiring.vision.access.loopback import is_loopback
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.pictures import PictureTooLargeError, Pixels, decode_picture
 from multiring.vision.predicting.predictors import MOST_SIDE, answer_values, require_sides
 from multiring.vision.serving.batching import Arrays, BatchLimits, DynamicBatcher
 from multiring.vision.serving.bodies import discard_body, files_of, read_body
-from multiring.vision.serving.hosts import is_loopback
 from multiring.vision.serving.limits import Admission, HeldBytes, ServerLimits
 from multiring.vision.serving.metrics import CONTENT_TYPE, ServerMetrics
 from multiring.vision.serving.openapi import openapi

@@ -1,0 +1,1 @@
+"""Who may reach a server of this machine: loopback addresses, and files of tokens."""
