@@ -89,6 +89,15 @@ def test_a_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dic
         load_model(tmp_path)
 
 
+def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
+    model = VisionModel(CLASSIFIER)
+    found = set()
+    for _ in range(20):
+        save_model(tmp_path, model, CLASSIFIER)
+        found.add((tmp_path / WEIGHTS).read_bytes())
+    assert len(found) == 1
+
+
 def test_missing_and_exchanged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no model\.json: want the folder of a run"):
         read_description(tmp_path)

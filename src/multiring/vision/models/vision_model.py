@@ -15,8 +15,9 @@ from multiring.vision.models.description import WEIGHTS, ModelDescription, read_
 from multiring.vision.models.detector import best_boxes
 from multiring.vision.models.preprocessing import axis_weights, normalise, resize_pictures, side_ratios
 
-_KEY = "multiring_model"  # in the header of our files of weights
-_FUNCTION = "described"  # in the header, too: the digest of what the description says on the model's function
+# In the header of our files of weights: the digest of what the description says on the model's function. It is the only
+# text there, because safetensors writes several in an order of chance, and then equal weights would be unequal files.
+_KEY = "multiring_model"
 
 
 class VisionModel(nn.Module):
@@ -131,7 +132,7 @@ def load_model(folder: Path | str) -> VisionModel:
         model.network.load_state_dict(library("safetensors.torch", "vision").load(data))
     except Exception as error:  # safetensors has its own exceptions
         raise DataError(f"{str(path)!r} does not fit its model.json: {str(error)[:300]}") from error
-    if _header(data).get(_FUNCTION) != description.function_digest:
+    if _header(data).get(_KEY) != description.function_digest:
         raise DataError(
             f"{str(path)!r} was trained with other classes, another preprocessing or another network than its "
             "model.json says: want the model.json that its training wrote"
@@ -151,9 +152,7 @@ def save_model(folder: Path, model: VisionModel, described: ModelDescription) ->
         name: (each.float() if each.is_floating_point() else each).detach().cpu().contiguous().clone()
         for name, each in model.network.state_dict().items()
     }
-    data: bytes = library("safetensors.torch", "vision").save(
-        state, metadata={_KEY: "1", _FUNCTION: described.function_digest}
-    )
+    data: bytes = library("safetensors.torch", "vision").save(state, metadata={_KEY: described.function_digest})
     values = {name: getattr(described, name) for name in described.__dataclass_fields__}
     values["digests"] = {**described.digests, "weights": hashlib.sha256(data).hexdigest()}
     written = ModelDescription(**values)
