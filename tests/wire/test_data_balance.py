@@ -18,7 +18,7 @@ from multiring.data.readers.source import Record
 from multiring.data.readers.storage import LocalStorage
 from multiring.errors import DataError, StateError
 
-SLOW_S = 0.004
+SLOW_S = 0.012  # long beside the turns that other processes take of a core
 LATE_S = 0.05
 
 
