@@ -2,17 +2,15 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from tests.frameworks.test_documents import ONE_THREAD
-from tests.support.model_servers import RunningServer
+from tests.support.model_servers import running_server
 from tests.support.page_blocks import BLOCK, ROOT
 
 PAGE = ROOT / "docs" / "vision_start.md"
@@ -48,17 +46,8 @@ def test_the_commands_lead_from_pictures_to_an_answer(tmp_path: Path) -> None:
     assert (tmp_path / "pictures/runs/check.html").exists()
     [answer] = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     assert answer["picture"] == "question.png"
-    words = [sys.executable, "-u", "-m", *shlex.split(served), "--port", "0"]
-    server = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        began_s, port = time.monotonic(), ""
-        while not port and time.monotonic() - began_s < 100:
-            port = "".join(re.findall(r"127\.0\.0\.1:(\d+)", server.stdout.readline()))
-        path = urlsplit(address).path
-        asked = json.loads(RunningServer(process=server, port=int(port)).ask("POST", path, picture.read_bytes())[2])
-    finally:
-        server.terminate()
-        server.communicate(timeout=30)
+    [model] = served.split()[3:]
+    with running_server(tmp_path / model) as server:
+        asked = json.loads(server.ask("POST", urlsplit(address).path, picture.read_bytes())[2])
     [tried] = asked["answers"]
     assert tried["labels"] == answer["labels"]
