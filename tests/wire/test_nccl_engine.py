@@ -1,10 +1,13 @@
 """The nccl engine on stand-ins of CUDA and NCCL: values, orderings, failures."""
 
 import ctypes
+import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from tests.support.ranks import Here, report_of, run_ranks
 from multiring import Group
 from multiring._runtime.engines.cuda_driver import CudaError
 from multiring._runtime.engines.nccl import NcclEngine
+from multiring._runtime.engines.nccl_device import OpenOperations
 from multiring._runtime.engines.nccl_library import find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder, Time
 from multiring.errors import (
@@ -460,6 +464,43 @@ def test_an_operation_leads_only_if_its_group_is_alone() -> None:
     order.wait_for_leaders()
     assert order.propose(3) == Time(2, 3)
     assert not order.lead("behind", lambda: True)
+
+
+class Made:
+    """An operation, as far as the list of open ones knows it."""
+
+    def __init__(self, *, has_ended: bool = False) -> None:
+        self.has_ended = has_ended
+        self.ring = self  # so that the garbage collector drops it, in any thread
+
+    def done(self) -> bool:
+        return self.has_ended
+
+
+def test_open_operations_are_read_while_others_come_and_go() -> None:
+    """Several threads start operations, drop them and wait for all of them."""
+    operations: Any = OpenOperations()
+    kept, ended = Made(), Made(has_ended=True)
+    operations.add(kept)
+    operations.add(ended)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            adding = [threads.submit(lambda: [operations.add(Made()) for _ in range(4000)]) for _ in range(2)]
+            counts = []
+            while not all(each.done() for each in adding):
+                now = operations.now()
+                assert kept in now
+                assert ended not in now
+                counts.append(len(now))
+                del now
+            assert [each.exception() for each in adding] == [None, None]
+    finally:
+        sys.setswitchinterval(before)
+    gc.collect()
+    assert operations.now() == [kept]
+    assert max(counts) > 1
 
 
 def search(here: Here) -> list[str]:

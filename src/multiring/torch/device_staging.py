@@ -16,8 +16,8 @@ The pinned memory is that of `_runtime/engines/pinned_memory.py`.
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,9 +156,7 @@ class DeviceStaging:
         if not waits:
             return self.all_to_host([source], [target])
         with self._device():
-            stream = self._current_stream()
-            target.copy_(source, non_blocking=True)
-            event = self._recorded(stream)
+            event = self._copied(_fill, [source], [target], self._current_stream())
         if target.numel():
             _block_of(target).note(event)
         return event
@@ -179,13 +177,11 @@ class DeviceStaging:
             self._marks.append(mark)  # recorded anew, it does not affect streams that wait for it
             self.module.set_stream(self._to_host)
             try:
-                for source, target in zip(sources, targets, strict=True):
-                    target.copy_(source, non_blocking=True)
+                event = self._copied(_fill, sources, targets, self._to_host)
             finally:
                 self.module.set_stream(current)
             for source in sources:
                 record_use(source, self._to_host)
-            event = self._recorded(self._to_host)
         for block in blocks:
             block.note(event)
         return event
@@ -212,14 +208,12 @@ class DeviceStaging:
                 stream.wait_event(after)
                 self.module.set_stream(stream)
             try:
-                for source, target in zip(sources, targets, strict=True):
-                    _overwrite(target, source)
+                event = self._copied(_overwrite, sources, targets, stream)
             finally:
                 if after is not None:
                     self.module.set_stream(current)
             for target in targets:
                 record_use(target, stream)
-            event = self._recorded(stream)
         for block in blocks:
             block.note(event)
         return event
@@ -257,6 +251,27 @@ class DeviceStaging:
         """Make the device the current one. In most programs it is, and the check is faster than torch's context."""
         return _SAME if self.module.current_device() == self._index else self.module.device(self._index)
 
+    def _copied(
+        self,
+        copy: Callable[[Tensor, Tensor], None],
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        stream: Any,
+    ) -> Any:
+        """Start copies on `stream`, the current one, and return the event behind them.
+
+        If an error leaves copies without an event, wait for them. Otherwise the memory that the caller releases now
+        would be used again under them.
+        """
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                copy(target, source)
+            return self._recorded(stream)
+        except BaseException:
+            with suppress(RuntimeError):  # an error that stays: the device does nothing any more
+                stream.synchronize()
+            raise
+
     def _recorded(self, stream: Any) -> Any:
         # A thread that waits for a blocking event sleeps; for others it would spin and take a core from the collective.
         event = self.module.Event(blocking=True)
@@ -266,6 +281,11 @@ class DeviceStaging:
 
 _known = _Known()
 _SAME = nullcontext()
+
+
+def _fill(target: Tensor, source: Tensor) -> None:
+    """Start to copy to pinned memory."""
+    target.copy_(source, non_blocking=True)
 
 
 def _overwrite(target: Tensor, source: Tensor) -> None:

@@ -23,7 +23,7 @@ from multiring._runtime.engines.contract import RevokedError, RunningOperation
 from multiring._runtime.engines.cuda_arrays import CudaArray, device_buffer
 from multiring._runtime.engines.cuda_driver import DRIVER
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator, check_reduction, new_name
-from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
+from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation, OpenOperations
 from multiring._runtime.engines.nccl_failures import NcclFailures
 from multiring._runtime.engines.nccl_library import UNIQUE_ID_BYTES, shown_version
 from multiring._runtime.engines.told import ELSEWHERE, device_number, require_no_problem, told_by_all
@@ -55,7 +55,7 @@ class NcclEngine(NcclFailures):
         self._lead_lock = threading.Lock()  # of the decision whether an operation leads
         # An operation that the ranks refused ends the operations after it too, if one rank has started them.
         self._refused: tuple[int, RevokedError] | None = None  # the last number that must fail, and its error
-        self._open: weakref.WeakSet[NcclOperation] = weakref.WeakSet()
+        self._open = OpenOperations()
         self._made: list[NcclCommunicator] = []
         weakref.finalize(self, _release, device, self._made)
 
@@ -170,7 +170,7 @@ class NcclEngine(NcclFailures):
         with self._lead_lock:
             self._is_refusing = True
         try:
-            open_operations = sorted(self._open, key=lambda each: each.number)
+            open_operations = sorted(self._open.now(), key=lambda each: each.number)
             for each in open_operations:  # the earlier ones end on all ranks before any rank aborts
                 if each.number < number:
                     _wait_quietly(each)
@@ -188,7 +188,7 @@ class NcclEngine(NcclFailures):
 
     def settle(self) -> None:
         """Wait for the operations that have started; raise the failure of this end, if there is one."""
-        for each in list(self._open):
+        for each in self._open.now():
             _wait_quietly(each)
         self._check()
 
@@ -202,7 +202,7 @@ class NcclEngine(NcclFailures):
                 if self._communicator is not None:
                     self._communicator.abort()
                 self._communicator, self._suspicion = None, None
-                for each in list(self._open):
+                for each in self._open.now():
                     each.end(error)
             finally:
                 has_ended.set()

@@ -114,6 +114,29 @@ class NcclOperation:
         have_wait(self.owner.driver, stream, event, buffers)
 
 
+class OpenOperations:
+    """The operations of one end that somebody keeps and that have not ended. Any thread may call the methods.
+
+    A WeakSet would do, but it must not be read while another thread adds to it or drops an operation.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run inside, and ask for the operations
+        self._known: list[weakref.ref[NcclOperation]] = []
+
+    def add(self, operation: NcclOperation) -> None:
+        """Add an operation that has been made."""
+        with self._lock:
+            self._known = [weakref.ref(each) for each in (*self.now(), operation)]
+
+    def now(self) -> list[NcclOperation]:
+        """Return the operations that are open now."""
+        with self._lock:
+            known = self._known
+        found = [each() for each in known]
+        return [each for each in found if each is not None and not each.done()]
+
+
 class NcclDevice:
     """A device of this process. All engines of the process on one device share this object, and so its order."""
 
