@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.standin.loading import nccl
 from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.lateness import stretched
 from tests.support.mutants import LATE, LATE_US, SEEDS, Patch, judged, late_copy, require_needed
 from tests.support.orderings import without as left_out
 from tests.support.ranks import Here
@@ -244,12 +245,12 @@ def repeats(here: Here, device: torch.device) -> bool:
     refuse, controls = NcclEngine.refuse, nccl()
 
     def late_refuse(self: NcclEngine, *arguments: Any) -> bool:
-        time.sleep(LATE_US / 1e6)  # the operation has begun on the device
+        time.sleep(stretched(LATE_US) / 1e6)  # the operation has begun on the device
         controls.standin_nccl_write_late(0)
         return refuse(self, *arguments)
 
     mt.barrier()
-    controls.standin_nccl_write_late(10 * LATE_US)
+    controls.standin_nccl_write_late(10 * int(stretched(LATE_US)))
     with Patch.context() as patch:
         patch.setattr(NcclEngine, "refuse", late_refuse)
         return restores(here, device)

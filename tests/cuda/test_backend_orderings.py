@@ -3,7 +3,6 @@
 `make test-cuda` takes one seed of the stand-ins' delays; benchmarks/evidence/torch/on_devices.py takes five.
 """
 
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,8 +14,9 @@ import pytest
 import torch
 import torch.distributed
 from tests.cuda.test_device_staging import early_return, hasty_reuse
-from tests.standin.torch_devices import CYCLES_PER_US
 from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.lateness import stretched, tries
+from tests.support.mutants import SEEDS, Patch, busy
 from tests.support.orderings import without
 from tests.support.ranks import Here
 from torch import Tensor
@@ -31,19 +31,9 @@ from multiring.torch.device_staging import DeviceStaging
 dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
 multiring_torch.register()  # torch loads the entry points of installed packages only
 
-SEEDS = range(5 if "MULTIRING_TEST_ALL_SEEDS" in os.environ else 1)
 LATE = {"delay_us": 3000}
-LATE_US = 8_000
 ROUNDS, COUNT = 4, 1000
-TRIES = 10  # runs of a program with a mutant, until one is wrong
 FILE = "torch/c10d/staged.py"
-
-Patch = pytest.MonkeyPatch
-
-
-def busy() -> None:
-    """Occupy the current stream."""
-    torch.cuda._sleep(LATE_US * CYCLES_PER_US)
 
 
 def total(values: Tensor, size: int) -> Tensor:
@@ -69,7 +59,7 @@ def receives(here: Here, device: torch.device, number: int) -> bool:
     earlier = torch.full((COUNT,), -3.0).pin_memory()
     torch.cuda.synchronize()
     sending = dist.isend(sent, other)
-    time.sleep(0.005)  # the message is there
+    time.sleep(stretched(0.005))  # the message is there
     busy()
     got.copy_(earlier, non_blocking=True)
     dist.irecv(got, other).wait()
@@ -99,7 +89,7 @@ def drops(here: Here, device: torch.device, number: int) -> bool:
             time.sleep(0.0001)
         event = work._event
         del gaps, work
-        time.sleep(0.0003)  # the thread lets go of the operation
+        time.sleep(stretched(0.0003))  # the thread lets go of the operation
         # A kernel of the stand-ins reads when it is called. Only addresses show that what it reads is reused early.
         again = [torch.empty(COUNT, each, device=device) for each in (1, 1, 1, 2, 2)]
         is_reused = any(each.data_ptr() in used for each in again) and not event.query()
@@ -119,7 +109,7 @@ def mixes(here: Here, device: torch.device, number: int) -> bool:
     """Reduce on the device and then on the host; the copy of rank 0's device is late."""
     own, host = torch.full((COUNT,), float(number), device=device), torch.full((COUNT,), 3.0)
     work = dist.all_reduce(own, async_op=True)
-    time.sleep(0.02 * here.rank)
+    time.sleep(stretched(0.02 * here.rank))
     dist.all_reduce(host)
     work.wait()
     wanted = torch.full((COUNT,), float(number * here.size))
@@ -131,7 +121,7 @@ def overlaps(here: Here, device: torch.device, number: int) -> bool:
     streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
     sources = [torch.full((COUNT,), 10.0 * number + each, device=device) for each in range(len(streams))]
     torch.cuda.synchronize()
-    time.sleep(0.03 * here.rank)  # rank 0's first operations are on the host when it starts the next ones
+    time.sleep(stretched(0.03 * here.rank))  # rank 0's first operations are on the host when it starts the next ones
     works = []
     for place, (stream, source) in enumerate(zip(streams, sources, strict=True)):
         with torch.cuda.stream(stream):
@@ -141,10 +131,10 @@ def overlaps(here: Here, device: torch.device, number: int) -> bool:
                 time.sleep(0.0005)
             while works:
                 works.pop(0)  # the block of the last one is used again first
-            for _ in range(20):  # until their blocks are free; their copies back have not ended
+            for _ in range(round(stretched(20))):  # until their blocks are free; their copies back have not ended
                 time.sleep(0.0002 if pinned_memory._in_use else 0)
         elif here.rank == 0:
-            time.sleep(0.006)
+            time.sleep(stretched(0.006))
     works[-1].wait()
     torch.cuda.synchronize()
     found = [each.cpu() for each in sources]
@@ -275,7 +265,7 @@ def missed(here: Here, place: str) -> tuple[list[str], list[str]]:
     for name, (program, mutate) in MUTANTS.items():
         with Patch.context() as patch:
             mutate(patch)
-            for _ in range(TRIES):
+            for _ in tries():
                 number += 1
                 try:
                     own = is_right(program, here, device)

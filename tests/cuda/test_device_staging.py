@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.lateness import tries
+from tests.support.mutants import busy
 from tests.support.ranks import Here
 
 import multiring
@@ -137,6 +139,19 @@ def wrong_rounds(rounds: int, device: torch.device) -> int:
     return sum(is_wrong(number, device) | is_wrong_behind_an_event(number, device) for number in range(rounds))
 
 
+def is_found(device: torch.device) -> bool:
+    """Return whether some round is wrong. After the first rounds, a stream of the device is busy, each time another."""
+    staging = staging_of(device)
+    streams = [torch.cuda.default_stream(device), staging._to_host, staging._to_device]
+    for number in tries():
+        if number > 0:
+            with torch.cuda.stream(streams[number % 3]):
+                busy()
+        if wrong_rounds(ROUNDS if number == 0 else 2, device):
+            return True
+    return False
+
+
 def overwritten(start: torch.Tensor) -> torch.Tensor:
     """Return a sum in place, which must come after a kernel that is still to write the tensor."""
     own = start.clone()
@@ -205,7 +220,7 @@ def is_wrong_behind_an_event(number: int, device: torch.device) -> bool:
     return not (found.eq(number + 1).all() and target.eq(number).all() and fresh.eq(-4.0).all())
 
 
-def rounds_of_mutants(here: Here) -> dict[str, int]:  # noqa: ARG001
+def rounds_of_mutants(here: Here) -> dict[str, bool]:  # noqa: ARG001
     mt.init()
     device = torch.device("cuda", torch.cuda.current_device())
     found = {}
@@ -213,7 +228,7 @@ def rounds_of_mutants(here: Here) -> dict[str, int]:  # noqa: ARG001
         if mutant == "block returned under its tensor":
             device_staging._known.memory.clear()  # blocks that two users hold must not be used again
         with mutated(mutant, device):
-            found[mutant] = wrong_rounds(ROUNDS, device)
+            found[mutant] = is_found(device)
             torch.cuda.synchronize()
             gc.collect()
     return found
@@ -223,8 +238,7 @@ def rounds_of_mutants(here: Here) -> dict[str, int]:  # noqa: ARG001
 def test_each_ordering_left_out_is_found(seed: int) -> None:
     (found,) = run_cuda(rounds_of_mutants, hosts=1, devices=1, standin={"seed": seed, **LATE})
     assert not found.pop("")
-    missed = [mutant for mutant, wrong in found.items() if not wrong]
-    assert not missed
+    assert [mutant for mutant, is_wrong in found.items() if not is_wrong] == []
 
 
 def on_another_device(here: Here) -> None:
@@ -238,7 +252,7 @@ def on_another_device(here: Here) -> None:
     module = staging.module
     streams_of_other_devices(staging)
     try:
-        assert wrong_rounds(ROUNDS, other) > 0
+        assert is_found(other)
     except RuntimeError:  # torch reports streams of different devices
         torch.cuda.synchronize()
     staging.module = module
@@ -262,9 +276,13 @@ def steady_state(here: Here) -> None:  # noqa: ARG001
         torch.cuda.synchronize()
 
     rounds(30)
-    known = pool.registrations
-    rounds(100)
-    assert pool.registrations == known
+    for _ in range(10):  # a copy that comes later than any before it takes one more block
+        known = pool.registrations
+        rounds(100)
+        if pool.registrations == known:
+            break
+    else:
+        pytest.fail(f"{pool.registrations - known} registrations in 100 rounds after 930")
     gc.collect()
     assert not pinned_memory._in_use
 

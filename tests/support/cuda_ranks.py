@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tests.standin.loading import load, runtime
+from tests.support.lateness import stretched
 from tests.support.ranks import Here
 
 from multiring import Group
@@ -67,7 +68,7 @@ class Hold:
 
 def have_time(is_early: Callable[[], bool], most_s: float = EARLY_S) -> bool:
     """Wait for at most `most_s` until something happens, often what must not; return whether it did."""
-    end_s = time.monotonic() + most_s
+    end_s = time.monotonic() + stretched(most_s)
     while not (found := is_early()) and time.monotonic() < end_s:
         time.sleep(0.002)
     return found

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from tests.standin.torch_devices import CYCLES_PER_US
+from tests.support.lateness import drawn, tries
 
 import multiring.torch as mt
 
 SEEDS = range(5 if "MULTIRING_TEST_ALL_SEEDS" in os.environ else 1)
-TRIES = 5  # runs of a program with a mutant, until one is wrong: how late a busy machine is decides, too
 LATE = {"delay_us": 1000}  # of the stand-ins
-LATE_US = 12_000  # how long `busy` occupies a stream
+LATE_US = 12_000  # how long `busy` occupies a stream in the first tries
 
 Patch = pytest.MonkeyPatch
 Program = TypeVar("Program", bound=Hashable)
@@ -24,7 +24,7 @@ Program = TypeVar("Program", bound=Hashable)
 
 def busy() -> None:
     """Occupy the current stream."""
-    torch.cuda._sleep(LATE_US * CYCLES_PER_US)
+    torch.cuda._sleep(int(drawn(LATE_US)) * CYCLES_PER_US)
 
 
 def side_stream() -> Any:
@@ -63,7 +63,7 @@ def judged(
             if program not in right:
                 right[program] = is_right(program)
             mutate(patch)
-            is_found = any(not all(mt.allgather_object(is_right(program))) for _ in range(TRIES))
+            is_found = any(not all(mt.allgather_object(is_right(program))) for _ in tries())
             torch.cuda.synchronize()
         found[name] = right[program], not is_found
     return found
