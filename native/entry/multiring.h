@@ -81,7 +81,9 @@ typedef struct MultiringRequest {
   double prescale;     /* ALL_REDUCE, REDUCE_SCATTER: factor of the inputs; otherwise 1 */
   double postscale;    /* ALL_REDUCE, REDUCE_SCATTER: factor of the results; otherwise 1 */
   const char* name;    /* the ranks match requests by name; NULL: they match unnamed requests by their order */
-  const char* wire;    /* encoding of float32 between hosts, such as "bf16"; NULL: no compression */
+  const char* wire;    /* encoding of float32 between hosts, such as "bf16"; NULL: no compression. BARRIER: if not NULL,
+                          why this rank cannot take part in an operation, which then fails on all ranks: `root` is its
+                          collective, `name` its name, and `arrays` its arrays, whose memory is not used */
   const MultiringArray* arrays;
   int32_t count;       /* number of arrays; they form one operation */
   int32_t has_splits;

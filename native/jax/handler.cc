@@ -84,7 +84,39 @@ struct Part {
     static char nothing = 0;
     return !fits ? nullptr : result.data != nullptr ? result.data : &nothing;
   }
+
+  // Starts a request whose end counts for the call.
+  void start(MultiringEntry& to, MultiringRequest& request) {
+    request.done = [](void* data, int32_t error, const char* why) {
+      static_cast<Part*>(data)->ending->come(error, why);
+    };
+    request.data = this;
+    ending->expect();
+    to.start(to.self, &request);
+  }
 };
+
+std::string numbered(const std::string& name, size_t at, size_t count) {
+  return name + "_" + std::to_string(at + 1) + "of" + std::to_string(count);
+}
+
+// Fails a part's operations on the other ranks, because this rank cannot take part. Otherwise they would wait, and take
+// this rank's next call of the same name for this one.
+void decline(MultiringEntry& to, const CallText& call, Part& part, const std::string& why) {
+  const size_t arrays = part.arrays.size(), operations = call.is_whole() ? 1 : arrays;
+  for (size_t at = 0; at < operations; ++at) {
+    CallText told = call;
+    told.collective = MULTIRING_BARRIER;
+    told.root = call.collective;
+    told.wire = why;
+    if (operations > 1) told.name = numbered(call.name, at, operations);
+    MultiringRequest request = told.request();
+    request.type = part.type;
+    request.arrays = part.arrays.data();
+    request.count = static_cast<int32_t>(arrays / operations);
+    part.start(to, request);
+  }
+}
 
 Error* refused(const CallFrame* frame, int code, const std::string& text) {
   ErrorCreateArgs made{sizeof made, nullptr, text.c_str(), code};
@@ -121,13 +153,14 @@ Error* execute(const CallFrame* frame, bool on_device) {
   // a token's value.
   std::vector<Buffer> inputs, results;  // of a program on a device: the host's copies
   std::optional<DeviceArrays> device;
+  std::string refusal;  // why this rank cannot take part
   if (on_device) {
     inputs = arrays_of(frame->args);
     results = arrays_of(frame->rets);
     void* stream = nullptr;
     if (Error* error = stream_of(frame, stream); error != nullptr) return error;
     device.emplace(stream);
-    if (const std::string why = device->begin(inputs, results); !why.empty()) return refused(frame, kInternal, why);
+    refusal = device->begin(inputs, results);
   }
   const auto count = static_cast<size_t>(frame->rets.size - 1);
   for (size_t i = 0; i < count; ++i) {
@@ -152,7 +185,11 @@ Error* execute(const CallFrame* frame, bool on_device) {
   for (size_t at = 0; at < parts.size(); ++at) {
     Part& part = parts[at];
     part.ending = &ending;
-    if (parts.size() > 1) call.name = name + "_" + std::to_string(at + 1) + "of" + std::to_string(parts.size());
+    if (parts.size() > 1) call.name = numbered(name, at, parts.size());
+    if (!refusal.empty()) {
+      decline(*to, call, part, refusal);
+      continue;
+    }
     MultiringRequest request = call.request();
     request.type = part.type;
     request.arrays = part.arrays.data();
@@ -160,14 +197,10 @@ Error* execute(const CallFrame* frame, bool on_device) {
     request.allocate = [](void* data, int32_t array, const int64_t* shape, int32_t dims) {
       return static_cast<Part*>(data)->room(array, shape, dims);
     };
-    request.done = [](void* data, int32_t error, const char* why) {
-      static_cast<Part*>(data)->ending->come(error, why);
-    };
-    request.data = &part;
-    ending.expect();
-    to->start(to->self, &request);
+    part.start(*to, request);
   }
   ending.wait();
+  if (!refusal.empty()) return refused(frame, kInternal, refusal);
   if (ending.error() == MULTIRING_OK) {
     const std::string why = device ? device->finish() : "";
     return why.empty() ? nullptr : refused(frame, kInternal, why);

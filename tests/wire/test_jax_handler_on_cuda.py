@@ -12,8 +12,9 @@ from tests.support.ranks import Here, report_of, run_ranks
 import multiring._native
 from multiring._frontend import lifecycle
 from multiring._frontend.reduce_ops import Average, Sum
-from multiring._frontend.requests import entry_address
+from multiring._frontend.requests import entry_address, execution
 from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, call_text
+from multiring.errors import ArgumentError
 
 FLOAT32, INT32 = 11, 4  # XLA's numbers of types
 EXECUTE = 3
@@ -208,6 +209,56 @@ def test_collectives(seed: int) -> None:
     run_ranks(collectives, 2, seed)
 
 
+def no_room(_self: object) -> None:
+    raise ArgumentError("no room for 40 bytes")
+
+
+def declines(here: Here) -> None:
+    """One rank cannot take part. The others are told, and do not take its next call for this one."""
+    load(devices=1)
+    lifecycle.init()
+    xla, graph = Xla(), ctypes.c_void_p()
+    ones = np.ones(5, np.float32)
+
+    def buffers() -> tuple[list[Buffer], list[Buffer]]:
+        return [xla.buffer(xla.memory(ones), ones)], [xla.buffer(xla.memory(ones), ones)]
+
+    for kind, count in ((ALL_REDUCE, 1), (ALL_REDUCE, 2), (ALL_GATHER, 2)):
+        mixed = [buffers() for _ in range(count)]
+        xla.c.cudaStreamSynchronize(xla.stream)
+        if here.rank == 1:
+            assert xla.c.cudaStreamBeginCapture(xla.stream, 2) == 0
+        text = call_text(kind, Average, 0, "named" if count > 1 else "", root=0, wire=None)
+        assert not xla.call(
+            text, [each for one, _ in mixed for each in one], [each for _, one in mixed for each in one]
+        )
+        code, told = xla.errors[-1]
+        assert code == (INTERNAL if here.rank == 1 else 9)
+        assert "XLA captures a CUDA graph, which cannot hold a collective" in told
+        assert here.rank == 1 or "rank 1: " in told
+        if here.rank == 1:
+            assert xla.c.cudaStreamEndCapture(xla.stream, ctypes.byref(graph)) == 0
+    # The same for a rank whose segment is full. It raises its own error.
+    with pytest.MonkeyPatch.context() as patch:
+        if here.rank == 1:
+            patch.setattr(execution._Whole, "_allocate", no_room)
+        (one, result), (other, further) = buffers(), buffers()
+        assert not xla.call(call_text(ALL_REDUCE, Sum, 0, "", root=0, wire=None), one + other, result + further)
+    code, told = xla.errors[-1]
+    assert code == (3 if here.rank == 1 else 9)
+    assert "no room for 40 bytes" in told
+    ones = np.full(5, here.rank, np.float32)
+    text = call_text(ALL_REDUCE, Average, 0, "", root=0, wire=None)
+    target = xla.memory(ones)
+    assert xla.call(text, [xla.buffer(xla.memory(ones), ones)], [xla.buffer(target, ones)]), xla.errors
+    np.testing.assert_array_equal(xla.values(target, ones), 0.5)
+
+
+def test_a_rank_that_cannot_take_part_tells_the_others() -> None:
+    report = report_of(declines, 2)
+    assert [each.error for each in report.outcomes] == [None, None], report.outcomes
+
+
 def failures(here: Here) -> None:
     load(devices=1)
     lifecycle.init()
@@ -222,7 +273,6 @@ def failures(here: Here) -> None:
     ((code, told),) = xla.errors
     assert code == 9, "the code of a failed precondition"
     assert "rank 0: (3,); rank 1: (4,)" in told
-    ones = np.ones(5, np.float32)
     before = buffers()
     xla.c.cudaStreamSynchronize(xla.stream)
     xla.c.standin_fail(700, 0)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from multiring._frontend.errors import internal
 from multiring._frontend.process_sets import Members
-from multiring._frontend.signatures import PART
+from multiring._frontend.signatures import OPERATION, PART
 from multiring._frontend.submission_line import Submission
+from multiring._runtime import Group, Handle
 from multiring._runtime.named.handle import NamedHandle, Start
 from multiring._runtime.named.signature_text import DEVICE
 from multiring.errors import ArgumentError, MultiringError, Signature
@@ -236,6 +237,27 @@ def submit(
             raise internal(error, what) from error
         raise
     return Pending(members, full_name, what, handle, finish)
+
+
+def submit_failure(members: Members, full_name: str, what: str) -> Any:
+    """Submit an operation that differs from the other ranks' one of this name, so that they raise an error, too.
+
+    Args:
+        members: the ranks of the set.
+        full_name: the name by which the set knows the operation.
+        what: the operation and what is wrong with it on this rank; part of the other ranks' error.
+
+    Returns:
+        an object with the method `wait`, which raises the error. It raises nothing if all ranks submit the same.
+    """
+
+    def start(group: Group, label: str) -> Handle:
+        return group.barrier_async(label=label)
+
+    signature = ((OPERATION, what),)
+    if members.line.is_ahead():
+        return members.line.put(lambda: members.named.submit(full_name, signature, start))
+    return members.named.submit(full_name, signature, start)
 
 
 def refuse_in_flight(members: Members, full_name: str, what: str) -> None:

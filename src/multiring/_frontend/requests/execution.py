@@ -16,6 +16,7 @@ from multiring._frontend.errors import RefusedInternalError
 from multiring._frontend.handles import Name, Repeat, submit
 from multiring._frontend.process_sets import Members, world_rank_in
 from multiring._frontend.reduce_ops import LINEAR, Adasum, name_of
+from multiring._frontend.requests.declining import FailedOperation, Finish, declined
 from multiring._frontend.requests.first_steps import FirstStepsComparison, comparison_of
 from multiring._frontend.requests.wanted import Wanted, wanted_of, whole_signature, wire_of
 from multiring._frontend.signatures import (
@@ -39,8 +40,6 @@ from multiring.errors import ArgumentError, Signature
 
 _MOST_KEPT = 512  # the largest number of prepared calls
 
-Finish = Callable[[Request], None]  # waits for the operation, and stores the results
-
 
 class Execution:
     """Executes the requests of one process set.
@@ -49,7 +48,7 @@ class Execution:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Whole | _Flagged | _Parameters | _Rows] = {}
+        self._known: dict[bytes, _Whole | _Flagged | _Parameters | _Rows | FailedOperation] = {}
 
     def submit(self, members: Members, request: Request) -> Finish:
         """Start the request's operation; return a function that waits for it and stores the results.
@@ -132,11 +131,14 @@ class _Whole:
         wanted = self._wanted
         if self._is_direct:
             return self._submit_direct(request)
-        with self._lock:
-            memory = self._free.pop() if self._free else _Memory(self._allocate(), None)
-        packed, repeat = memory
-        request.pack(packed.ctypes.data)
-        sent = packed if self._is_plain else self._converted(packed)
+        try:
+            with self._lock:
+                memory = self._free.pop() if self._free else _Memory(self._allocate(), None)
+            packed, repeat = memory
+            request.pack(packed.ctypes.data)
+            sent = packed if self._is_plain else self._converted(packed)
+        except (ArgumentError, MemoryError) as error:
+            return declined(self._members, wanted.name, self._signature[0][1], error)
         again = repeat.start() if repeat is not None else None
         if again is not None:
             pending = again
@@ -229,12 +231,7 @@ class _Whole:
 
 
 class _Flagged:
-    """An all_reduce with a flag of this process as its last result.
-
-    The flag is 1 if the program must compare its parameters.
-
-    The flag is 1 if the program must compare its parameters.
-    """
+    """An all_reduce whose last result is a flag of this process: 1 if the program must compare its parameters."""
 
     def __init__(self, members: Members, wanted: Wanted, comparison: FirstStepsComparison) -> None:
         self._shape = wanted.shapes[-1]
@@ -269,7 +266,9 @@ class _Parameters:
         return lambda _: self._comparison.compare(arrays)
 
 
-def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters | _Rows":
+def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters | _Rows | FailedOperation":
+    if wanted.collective == BARRIER and wanted.wire is not None:
+        return FailedOperation(members, wanted)
     comparison = None if wanted.collective == BROADCAST else comparison_of(members, wanted.root)
     if comparison is not None and comparison.watched.follows:
         return _Parameters(wanted, comparison)

@@ -46,10 +46,12 @@ class Wanted:
     collective: str
     dtype: str  # NumPy's name
     op: int
-    root: int  # a broadcast's root; for other collectives the number of a reduction whose first steps are compared
+    # A broadcast's root; the collective of an operation that failed; else the number of a reduction whose first steps
+    # are compared.
+    root: int
     prescale: float
     postscale: float
-    wire: str | None
+    wire: str | None  # for a barrier, why this rank cannot take part in the operation of this name
     name: str | None
     shapes: tuple[tuple[int, ...], ...]
     splits: tuple[int, ...] | None

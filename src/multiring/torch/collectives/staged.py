@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse_in_flight
+from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse_in_flight, submit_failure
 from multiring._frontend.process_sets import Members
-from multiring._frontend.signatures import OPERATION
 from multiring._frontend.submission_line import OwnSubmission, Submission
 from multiring._runtime import Group, Handle
 from multiring.errors import ArgumentError
@@ -162,8 +161,8 @@ def report_failure(members: Members, operation: str, plain: str | Unnamed, error
     """Submit an operation of the same name that differs from the other ranks' operation, so that they raise, too."""
     what = f"{operation} that failed with {type(error).__name__}: {str(error).splitlines()[0]}"
     # The name is matched by its full form, which begins with the operation's kind.
-    full = plain if isinstance(plain, Unnamed) else f"{operation}.{plain}"
-    _submit_failure(members, full, what)
+    full = f"noname.{plain.number}{plain.ending}" if isinstance(plain, Unnamed) else f"{operation}.{plain}"
+    submit_failure(members, full, what)
 
 
 class Preparing:
@@ -182,19 +181,6 @@ class Preparing:
         """Give up the operation after an error."""
         if error is not None:
             self._staging.fail(error, self._tensors)
-
-
-def _submit_failure(members: Members, name: str | Unnamed, what: str) -> None:
-    full_name = f"noname.{name.number}{name.ending}" if isinstance(name, Unnamed) else name
-
-    def start(group: Group, label: str) -> Handle:
-        return group.barrier_async(label=label)
-
-    signature = ((OPERATION, what),)
-    if members.line.is_ahead():
-        members.line.put(lambda: members.named.submit(full_name, signature, start))
-    else:
-        members.named.submit(full_name, signature, start)
 
 
 def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
