@@ -4,6 +4,8 @@ The topology is a known cluster or a topology file, with one rank for each accel
 reduced in buckets while backward continues, by the plans of `multiring plan`. The rate of one rank alone is a
 published one, or that of --rate.
 
+With --published FILE, the command predicts published runs instead, and grades its predictions.
+
 For each number of ranks the command prints the time of a step, the samples a second, the efficiency compared with one
 rank alone, the time of all communication, the part of it that backward does not hide, and what bounds the step.
 """
@@ -13,6 +15,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from multiring._cli.grading import show_grade
 from multiring._cli.output import show
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._simulator.layers import layers_of, model_names, units_of
@@ -28,18 +31,31 @@ _HEAD = ("ranks", "hosts", "step ms", "samples/s", "efficiency", "communication 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--topology", required=True, metavar="NAME|FILE", help=f"one of {', '.join(preset_names())}, or a topology file"
+        "--topology", metavar="NAME|FILE", help=f"one of {', '.join(preset_names())}, or a topology file"
     )
-    parser.add_argument("--model", required=True, metavar="NAME", help=f"one of {', '.join(model_names())}")
-    parser.add_argument("--batch-per-rank", type=int, required=True, metavar="B", help="samples of a rank in one step")
+    parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(model_names())}")
+    parser.add_argument("--batch-per-rank", type=int, metavar="B", help="samples of a rank in one step")
     parser.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: all of the cluster)")
     parser.add_argument("--sweep", action="store_true", help="1, 2, 4, 8, ... ranks, up to all of the cluster")
     parser.add_argument("--rate", type=float, metavar="R", help="samples/s of one rank alone (default: as published)")
+    parser.add_argument("--published", metavar="FILE", help="predict the published runs in this file, and grade that")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the prediction for each number of ranks and return 0."""
+    """Print the prediction for each number of ranks, or the grade of published runs, and return 0."""
+    if arguments.published is not None:
+        for option in ("--topology", "--model", "--batch-per-rank", "--ranks", "--rate", "--sweep"):
+            if getattr(arguments, option[2:].replace("-", "_")) not in (None, False):
+                raise ArgumentError(
+                    f"--published and {option}: the rows of a file say what to predict; leave out {option}"
+                )
+        return show_grade(arguments.published, as_json=arguments.json)
+    for option in ("--topology", "--model", "--batch-per-rank"):
+        if getattr(arguments, option[2:].replace("-", "_")) is None:
+            raise ArgumentError(
+                f"{option} is missing: want --topology, --model and --batch-per-rank, or --published FILE"
+            )
     known, topology = _cluster(arguments.topology)
     units = units_of(layers_of(arguments.model))
     counts = _counts(arguments, topology)

@@ -110,13 +110,16 @@ def layers_of(model: str) -> list[Layer]:
     return _MODELS[model]()
 
 
-def units_of(layers: list[Layer]) -> tuple[Unit, ...]:
-    """Return the layers as units of a profile; their seconds are in proportion to their multiplications."""
+def units_of(layers: list[Layer], gradient_bytes: int = _BYTES) -> tuple[Unit, ...]:
+    """Return the layers as units of a profile; their seconds are in proportion to their multiplications.
+
+    A gradient of one element has `gradient_bytes`.
+    """
     return tuple(
         Unit(
             name=layer.name,
             parameters=len(layer.parameters),
-            parameter_bytes=_BYTES * sum(layer.parameters),
+            parameter_bytes=gradient_bytes * sum(layer.parameters),
             seconds=float(layer.multiplications),
             output_bytes=_BYTES * layer.outputs,
             saved_bytes=_BYTES * layer.outputs,

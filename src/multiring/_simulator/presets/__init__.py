@@ -65,6 +65,12 @@ def preset_of(text: str, name: str) -> Preset:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"preset {name!r} is not valid TOML: {error}") from None
+    return preset_of_table(table, name)
+
+
+def preset_of_table(table: Mapping[str, Any], name: str) -> Preset:
+    """Return the same as `preset_of`, from the tables of its text."""
+    table = dict(table)
     about, sources = table.pop("about", {}), table.pop("sources", {})
     strange = sorted(set(about) - set(_ABOUT))
     if strange or not {"title", "accelerator"} <= set(about):
