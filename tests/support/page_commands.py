@@ -48,6 +48,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("simulate.md", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --sweep"): Run(
         "bound by", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --ranks 1,8"
     ),
+    (
+        "simulate.md",
+        "multiring simulate --published benchmarks/evidence/foresight/published_runs.toml",
+    ): Read("takes half a minute of processor time; tests/pure/test_published_runs.py grades smaller files"),
     ("vision_start.md", "pip install '.[vision]'"): Read(SHELL),
     **{
         ("vision_start.md", command): Read(PICTURES)

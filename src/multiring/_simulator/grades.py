@@ -4,7 +4,7 @@ The constants are the same for all rows:
 
 - `link_share`: the part of its stated rate that a link reaches.
 - `hidden_share`: the part of the communication during backward that backward really hides.
-- `wait_share`: the part of a step's compute by which the slowest rank is later, for each doubling of the ranks.
+- `late_s`: the seconds by which the slowest rank is later, for each doubling of the ranks.
 """
 
 import math
@@ -23,7 +23,7 @@ from multiring.errors import ArgumentError
 
 _LINK_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _HIDDEN_SHARES = np.linspace(0, 1, 21)
-_WAIT_SHARES = np.linspace(0, 0.05, 51)
+_LATE_S = np.linspace(0, 0.03, 61)
 # Two rows that differ by no more than this are not expected in an order.
 _APART = 0.04
 # Three constants and a row that is left out.
@@ -38,7 +38,7 @@ class ScalingConstants:
 
     link_share: float
     hidden_share: float
-    wait_share: float
+    late_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def grade_of(rows: Sequence[PublishedRow]) -> Grade:
         row.name: float(each[np.unravel_index(np.argmin(total - wrong), total.shape)])
         for row, each, wrong in zip(counted, whole, errors, strict=True)
     }
-    link, hidden, wait = np.unravel_index(np.argmin(total), total.shape)
-    constants = ScalingConstants(_LINK_SHARES[link], float(_HIDDEN_SHARES[hidden]), float(_WAIT_SHARES[wait]))
+    link, hidden, late = np.unravel_index(np.argmin(total), total.shape)
+    constants = ScalingConstants(_LINK_SHARES[link], float(_HIDDEN_SHARES[hidden]), float(_LATE_S[late]))
     graded = []
     for row in rows:
         value = predicted.get(row.name, costs[row.name].prediction(constants))
@@ -134,25 +134,25 @@ class _Costs:
         self.bytes_per_compute_s = sum(unit.parameter_bytes for unit in self._units) / compute_s
 
     def predictions(self) -> _Numbers:
-        """Return the efficiencies, shape (link shares, hidden shares, wait shares)."""
-        return np.stack([self._efficiency(share, _HIDDEN_SHARES[:, None], _WAIT_SHARES) for share in _LINK_SHARES])
+        """Return the efficiencies, shape (link shares, hidden shares, late seconds)."""
+        return np.stack([self._efficiency(share, _HIDDEN_SHARES[:, None], _LATE_S) for share in _LINK_SHARES])
 
     def prediction(self, constants: ScalingConstants) -> float:
-        hidden, wait = np.array(constants.hidden_share), np.array(constants.wait_share)
-        return float(self._efficiency(constants.link_share, hidden, wait))
+        hidden, late = np.array(constants.hidden_share), np.array(constants.late_s)
+        return float(self._efficiency(constants.link_share, hidden, late))
 
-    def _efficiency(self, link_share: float, hidden_share: _Numbers, wait_share: _Numbers) -> _Numbers:
-        many = self._time(self._row.ranks, link_share, hidden_share, wait_share)
-        return self._time(self._row.relative_to, link_share, hidden_share, wait_share) / many
+    def _efficiency(self, link_share: float, hidden_share: _Numbers, late_s: _Numbers) -> _Numbers:
+        many = self._time(self._row.ranks, link_share, hidden_share, late_s)
+        return self._time(self._row.relative_to, link_share, hidden_share, late_s) / many
 
-    def _time(self, ranks: int, link_share: float, hidden_share: _Numbers, wait_share: _Numbers) -> _Numbers:
+    def _time(self, ranks: int, link_share: float, hidden_share: _Numbers, late_s: _Numbers) -> _Numbers:
         """Return the time of a step in parts of its compute."""
         row = self._row
         topology = _slowed(part_of(row.cluster.topology, ranks), link_share)
         step = step_of(profile_of(self._units, row.batch_per_rank, row.rate.samples_per_s, ranks), topology)
         exposed = step.seconds.exchange / step.seconds.compute
         hidden = step.communication_s / step.seconds.compute - exposed
-        found: _Numbers = 1 + exposed + (1 - hidden_share) * hidden + wait_share * math.log2(ranks)
+        found: _Numbers = 1 + exposed + (1 - hidden_share) * hidden + late_s * math.log2(ranks) / step.seconds.compute
         return found
 
 
@@ -171,7 +171,7 @@ def _scaled(constants: ScalingConstants, times: float) -> list[ScalingConstants]
     return [
         replace(constants, link_share=min(constants.link_share * times, 1.0)),
         replace(constants, hidden_share=min(constants.hidden_share * times, 1.0)),
-        replace(constants, wait_share=constants.wait_share * times),
+        replace(constants, late_s=constants.late_s * times),
     ]
 
 
