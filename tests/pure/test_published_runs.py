@@ -173,7 +173,7 @@ def test_rates_before_and_after_give_the_efficiency() -> None:
         ("efficiency = 0.9", "efficiency = -1", "efficiency = -1", r"want a number above 0, or a range \[low, high\]"),
         ("efficiency = 0.9", "efficiency = [0.9, 0.8]", "efficiency = ", "want a number above 0, or a range"),
         ("efficiency = 0.9", "efficiency = 90", "efficiency = 90", "an efficiency of 90: want a part of 1"),
-        ("efficiency = 0.9", "effciency = 0.9", "effciency = ", "unknown: want name, cluster, model"),
+        ("efficiency = 0.9", "efficient = 0.9", "efficient = ", "unknown: want name, cluster, model"),
         (
             'cluster = "tiny"',
             'cluster = "tinny"',
