@@ -12,3 +12,9 @@ if _has_standins:
     from tests.standin.torch_devices import install
 
     install()
+
+
+def pytest_collection_modifyitems() -> None:
+    """Forget the settings of benchmarks/evidence/torch/on_devices.py: the tests' programs know none of them."""
+    for name in ("MULTIRING_TEST_ALL_SHAPES", "MULTIRING_TEST_ALL_SEEDS"):
+        os.environ.pop(name, None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.cuda.test_torch_alone import MODELS, train
-from tests.support.cuda_torch_ranks import SHAPES, TRAINING_SHAPES, report_of_cuda, run_cuda
+from tests.support.cuda_torch_ranks import SMALL_SHAPES, TRAINING_SHAPES, report_of_cuda, run_cuda
 from tests.support.faults import kill
 from tests.support.ranks import Here
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ def collectives(here: Here, place: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES[:3])
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_collectives(hosts: int, devices: int, tmp_path: Path) -> None:
     run_cuda(collectives, str(tmp_path / "meet"), hosts=hosts, devices=devices)
 

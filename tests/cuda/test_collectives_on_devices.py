@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.cuda_torch_ranks import SMALL_SHAPES, run_cuda
 from tests.support.ranks import Here
 from torch import Tensor
 
@@ -15,7 +15,6 @@ import multiring.torch as mt
 from multiring._frontend.submission_line import SubmissionLine
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, UnsupportedError
 
-SHAPES = ((1, 1), (1, 2), (2, 1))
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int32, torch.int64, torch.bool, torch.complex64),
@@ -105,7 +104,7 @@ def every_type(here: Here) -> None:
         movements(here.rank, here.size, dtype, here_device())
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_collectives_of_every_type(hosts: int, devices: int) -> None:
     run_cuda(every_type, hosts=hosts, devices=devices)
 
@@ -137,7 +136,7 @@ def options(here: Here) -> None:
     check("inference", inferred, mt.allreduce(of(rank, (6,)), op="sum"))
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_options(hosts: int, devices: int) -> None:
     run_cuda(options, hosts=hosts, devices=devices)
 
@@ -169,7 +168,7 @@ def gradients(here: Here) -> None:
         check(name, found[1], found[0])
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_gradients(hosts: int, devices: int) -> None:
     run_cuda(gradients, hosts=hosts, devices=devices)
 
@@ -193,7 +192,7 @@ def sparse_tensors(here: Here) -> None:
     check("sparse beside dense", sparse._values(), mt.allreduce(host, op="sum")._values())
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_sparse_tensors(hosts: int, devices: int) -> None:
     run_cuda(sparse_tensors, hosts=hosts, devices=devices)
 
@@ -236,7 +235,7 @@ def test_zeros_for_gradients_are_where_the_tensors_are() -> None:
     run_cuda(zeros_on_the_device)
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_a_group_may_have_tensors_on_host_and_device(hosts: int, devices: int) -> None:
     run_cuda(mixed_groups, hosts=hosts, devices=devices)
 
@@ -270,7 +269,7 @@ def _negotiations() -> int:
     return members_of(global_process_set).named._generation
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_operations_of_host_and_device_tensors_keep_the_programs_order(hosts: int, devices: int) -> None:
     run_cuda(in_order, hosts=hosts, devices=devices)
 
@@ -302,7 +301,7 @@ def slow_copy_on_one_rank(here: Here) -> tuple[int, int]:
     return found[0], found[1]
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES[1:])
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES[1:])
 def test_host_operations_do_not_overtake_device_operations(hosts: int, devices: int) -> None:
     assert set(run_cuda(slow_copy_on_one_rank, hosts=hosts, devices=devices)) == {(0, 1)}
 

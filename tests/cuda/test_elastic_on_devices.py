@@ -21,7 +21,7 @@ from multiring.errors import RendezvousError
 
 STEPS, COMMIT_EVERY = 12, 3
 DEATHS = {"before": (4, 8), "backward": (5,), "after": (4,), "commit": (6,)}  # the steps in which rank 1 is killed
-SOON_S = 30  # of a job that would take 2 s on a quiet machine
+SOON_S = 50  # of a job that would take 2 s on a quiet machine
 
 
 def die(*_: Any) -> None:
@@ -105,7 +105,7 @@ def lose_rank_1(here: Here, phase: str, process: int) -> int:
     return resumed
 
 
-@pytest.mark.parametrize(("hosts", "devices"), TRAINING_SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), [each for each in TRAINING_SHAPES if each != (1, 1)])
 @pytest.mark.parametrize("phase", DEATHS)
 def test_the_others_go_on_from_the_last_commit(phase: str, hosts: int, devices: int) -> None:
     found = run_cuda(

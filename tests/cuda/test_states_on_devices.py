@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.cuda_torch_ranks import SMALL_SHAPES, run_cuda
 from tests.support.ranks import Here
 from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError
-
-SHAPES = ((1, 1), (1, 2), (2, 1))
 
 
 def here_device() -> torch.device:
@@ -107,7 +105,7 @@ def share(here: Here) -> None:
             mt.broadcast_optimizer_state(torch.optim.SGD(mixed.parameters(), lr=0.1), root_rank=0)
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_all_ranks_get_the_roots_state(hosts: int, devices: int) -> None:
     run_cuda(share, hosts=hosts, devices=devices)
 
@@ -179,7 +177,7 @@ def objects_and_metrics(here: Here) -> None:
     assert is_on(device, model)
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_objects_metrics_and_elastic_states(hosts: int, devices: int) -> None:
     run_cuda(objects_and_metrics, hosts=hosts, devices=devices)
 
@@ -207,6 +205,6 @@ def normalise(here: Here) -> None:
         mt.SyncBatchNorm(2).to(here_device())(torch.ones(1 - here.rank, 2, device=here_device()))
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), SMALL_SHAPES)
 def test_sync_batch_norm_is_as_on_the_host(hosts: int, devices: int) -> None:
     run_cuda(normalise, hosts=hosts, devices=devices)

@@ -11,7 +11,7 @@ from multiring._cli import main
 from multiring._verify import running
 from multiring._verify.parts import PARTS, VerifyPart
 from multiring._verify.results import FAILED, NOT_RUN, PASSED, Check, PartResult, page_of, read, write
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, StallError
 
 MACHINE: dict[str, Any] = {"devices": ["a GPU"], "torch": "2.13.0", "CUDA": "13.0", "multiring": "0.2.0"}
 RESULT = PartResult(part="nccl", title="the engine", machine=json.dumps(MACHINE), status=PASSED, seconds=2.0)
@@ -78,6 +78,16 @@ def test_a_part_without_an_end_is_ended(worker: Path) -> None:
     part = VerifyPart(name="slow", title="slow", ranks=lambda _: 1, limit_s=2.0)
     found = running.run_part(part, MACHINE)
     assert (found.status, found.reason.partition(";")[0]) == (FAILED, "no end within 2 s")
+
+
+def test_nothing_is_awaited_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that does not end when it is told to, and a driver that does not answer."""
+    monkeypatch.setattr(running, "_GRACE_S", 0.5)
+    monkeypatch.setattr(running, "_ASK_S", 0.5)
+    stays = ["sh", "-c", "trap '' TERM; echo on; exec sleep 600"]
+    assert running._ended(stays, 4.0) == (None, "on\n")
+    with pytest.raises(StallError, match=r"torch has not said for 0\.5 s which GPUs there are"):
+        running.machine_here(stays)
 
 
 def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from tests.support.ranks import Here, Process, report_of, run_ranks
 
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts and devices of each
 # Training takes seconds in each shape, so `make test-cuda` has three; benchmarks/evidence/torch/on_devices.py has all.
-TRAINING_SHAPES = SHAPES if "MULTIRING_TEST_ALL_SHAPES" in os.environ else ((1, 2), (2, 1), (2, 2))
+HAS_ALL = "MULTIRING_TEST_ALL_SHAPES" in os.environ
+TRAINING_SHAPES = SHAPES if HAS_ALL else ((1, 2), (2, 1), (2, 2))
+SMALL_SHAPES = SHAPES if HAS_ALL else ((1, 1), (1, 2), (2, 1))
 
 
 def run_cuda(

@@ -13,10 +13,12 @@ from multiring._settings import inherited_environment
 from multiring._verify.parts import PARTS, VerifyPart
 from multiring._verify.results import FAILED, NOT_RUN, PASSED, Check, PartResult, read, write, write_all
 from multiring._version import VERSION
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, StallError
 
 _WORKERS = Path(__file__).parent / "workers"
 _LAST_LINES = 12
+_ASK_S = 120.0  # a driver that is broken may never answer
+_GRACE_S = 20.0  # of a launcher that is told to end its ranks
 _ASK = """
 import json
 import torch
@@ -31,13 +33,21 @@ def machine_here(python: Sequence[str] = (sys.executable,)) -> dict[str, Any]:
 
     Args:
         python: the command that runs a Python program.
+
+    Raises:
+        StallError: the process does not end.
     """
     with tempfile.TemporaryDirectory(prefix="multiring-verify-") as place:
         program = Path(place) / "ask.py"
         program.write_text(_ASK, encoding="utf-8")
-        done = subprocess.run(  # noqa: S603 -- this Python
-            [*python, str(program)], capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 -- this Python
+                [*python, str(program)], capture_output=True, text=True, check=False, timeout=_ASK_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StallError(
+                f"torch has not said for {_ASK_S:g} s which GPUs there are; want a driver that answers: try nvidia-smi"
+            ) from error
     told = done.stdout.rpartition("multiring:")[2].strip()
     found: dict[str, Any] = json.loads(told) if told else {"devices": [], "torch": None, "CUDA": None}
     return {**found, "multiring": VERSION}
@@ -138,6 +148,18 @@ def _ending(code: int | None, limit_s: float) -> str:
     return f"no end within {limit_s:.0f} s" if code is None else f"exit code {code}"
 
 
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a job that has not ended, with its ranks."""
+    if process.poll() is not None:
+        return
+    process.terminate()  # the launcher ends its ranks
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the launcher's watchdog ends its ranks then
+        process.wait()
+
+
 def _ended(command: list[str], limit_s: float) -> tuple[int | None, str]:
     """Return the exit code of a command and its output; None in place of the code if it did not end in time."""
     with tempfile.TemporaryFile() as output:
@@ -147,8 +169,8 @@ def _ended(command: list[str], limit_s: float) -> tuple[int | None, str]:
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            process.terminate()  # the launcher ends its ranks
-            process.wait()
             code = None
+        finally:
+            _end(process)
         output.seek(0)
         return code, output.read().decode(errors="replace")
