@@ -1,6 +1,6 @@
-"""The agreement of a group's ranks on the order of named operations.
+"""The agreement of a group's ranks on the order of named operations, and of a job's ranks on who goes on.
 
-The agreement is a state machine without clocks or transport.
+Both are state machines without clocks or transport.
 """
 
 from multiring._agreement.decisions import (

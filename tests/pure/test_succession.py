@@ -1,0 +1,365 @@
+"""The agreement on the next generation: one decision, whatever is lost, and a decision soon where there can be one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.succession_net import SuccessionNet
+
+from multiring._agreement import succession
+from multiring._agreement.succession import PATIENCE, Succession, VoteOutcome
+from multiring._agreement.vote_messages import DECIDED, VoteMessage, decode, encode
+from multiring._agreement.votes import Ballot, Vote, agreeable, are_enough
+
+SOON = 12 * PATIENCE  # ticks until all have decided, on a network that loses nothing
+
+
+def net_of(size: int, seed: int, **options: Any) -> SuccessionNet:
+    return SuccessionNet(size, Random(seed), **options)  # noqa: S311 -- no secret
+
+
+def settled(net: SuccessionNet) -> list[int]:
+    """Let the network settle; return the processes of the last generation, which must all be in it."""
+    net.settle(SOON * 6)
+    last = max(net.decided)
+    for member in net.alive():
+        if net.nodes[member].generation < last:  # nobody has told it, and it has had no reason to ask
+            net.begin(member)
+    net.settle(SOON * 6)
+    assert max(net.decided) == last
+    for member in net.alive():
+        node = net.nodes[member]
+        assert node.is_out or (node.generation, node.members) == (last, net.decided[last]), member
+        assert node.is_out or not node.is_voting, member
+    return list(net.decided[last])
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_survivors_go_on(size: int, lost: int) -> None:
+    net = net_of(size, 0)
+    net.kill(lost)
+    for member in net.alive():
+        net.tell_end(member, lost)
+    assert settled(net) == [each for each in range(size) if each != lost]
+    assert max(net.decided) == 1
+
+
+def test_it_takes_few_messages() -> None:
+    net = net_of(64, 0, loss=0.0)
+    net.kill(17)
+    for member in net.alive():
+        net.tell_end(member, 17)
+    net.settle(2)
+    assert net.decided[1] == tuple(each for each in range(64) if each != 17)
+    assert net.sent <= 7 * 64  # calls, questions, promises, proposals, acceptances, and the decision
+
+
+def cut_in_two(net: SuccessionNet, side: list[int]) -> None:
+    net.parts = dict.fromkeys(side, 1)
+    for one in net.alive():
+        for other in net.alive():
+            if not net.reaches(one, other):
+                net.tell_cut(one, other)
+    net.settle(SOON * 6)
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "goes_on"), [(5, [0, 1], [2, 3, 4]), (4, [2, 3], [0, 1]), (4, [0, 3], [0, 3])]
+)
+def test_a_majority_goes_on_and_of_two_halves_the_one_with_the_lowest_rank(
+    size: int, side: list[int], goes_on: list[int]
+) -> None:
+    net = net_of(size, 1)
+    cut_in_two(net, side)
+    assert net.decided == {0: tuple(range(size)), 1: tuple(goes_on)}
+    # The others hear of it once they are reached again, and are out.
+    net.parts = {}
+    for one in net.alive():
+        for other in net.alive():
+            net.tell_reach(one, other)
+    settled(net)
+    assert [each for each in net.alive() if net.nodes[each].is_out] == [e for e in range(size) if e not in goes_on]
+
+
+def test_the_referee_decides_between_halves() -> None:
+    net = net_of(4, 2, has_referee=True)
+    net.parts = dict.fromkeys([2, 3], 1)
+    for one in (2, 3):
+        net.tell_cut(one, 0)
+        net.tell_cut(one, 1)
+    net.settle(SOON)
+    assert net.decided[1] == (2, 3)
+    for one in (0, 1):
+        net.tell_cut(one, 2)
+        net.tell_cut(one, 3)
+    net.settle(SOON)
+    assert net.nodes[0].is_out  # the referee knows the decision
+
+
+def test_an_end_whose_vote_nobody_kept_counts_as_silence() -> None:
+    net = net_of(3, 3)
+    for lost in (1, 2):
+        net.kill(lost)
+        net.tell_end(0, lost, is_kept=False)
+    net.settle(SOON)
+    assert net.decided == {0: (0, 1, 2)}
+    net.tell_end(0, 1)
+    net.settle(SOON)
+    assert net.decided[1] == (0,)  # half of two, with the lowest rank
+
+
+def test_the_ended_that_had_moved_on_does_not_count() -> None:
+    """A rank that was frozen must not go on alone after the others, which went on without it, have lost one more."""
+    net = net_of(3, 4)
+    net.frozen = {0}
+    for one in (1, 2):
+        net.tell_cut(one, 0)
+    net.settle(SOON)
+    assert net.decided[1] == (1, 2)
+    net.kill(1)
+    net.parts = {0: 1}
+    net.frozen = set()
+    net.under_way.clear()
+    net.tell_end(0, 1)
+    net.tell_cut(0, 2)
+    net.tell_end(2, 1)
+    net.settle(SOON)
+    assert net.nodes[0].is_out
+    assert net.decided == {0: (0, 1, 2), 1: (1, 2), 2: (2,)}
+
+
+def test_fewer_than_the_least_wait_for_newcomers() -> None:
+    net = net_of(3, 5, least=3)
+    net.kill(0)
+    for member in (1, 2):
+        net.tell_end(member, 0)
+    net.settle(SOON)
+    assert max(net.decided) == 0
+    assert net.nodes[1].too_few == (1, 2)
+    net.knock(7, 2)
+    assert settled(net) == [1, 2, 7]
+    assert not net.nodes[1].too_few
+
+
+def test_newcomers_join_and_members_leave() -> None:
+    net = net_of(3, 6)
+    net.knock(5, 2)
+    assert settled(net) == [0, 1, 2, 5]
+    net.leave(0)
+    assert settled(net) == [1, 2, 5]
+    assert net.nodes[0].is_out
+
+
+def die(net: SuccessionNet, member: int, _other: int) -> None:
+    if len(net.alive()) > 1:
+        net.kill(member)
+
+
+def hear_of_an_end(net: SuccessionNet, member: int, other: int) -> None:
+    if net.dead:
+        net.tell_end(member, sorted(net.dead)[other % len(net.dead)], is_kept=other % 4 > 0)
+
+
+def split(net: SuccessionNet, _member: int, _other: int) -> None:
+    net.parts = {each: net.random.randrange(2) for each in net.nodes}
+
+
+def pass_over(net: SuccessionNet, member: int, _other: int) -> None:
+    """Let time pass in which nothing comes, so that another member leads."""
+    for _ in range(3 * PATIENCE):
+        net.tick()
+    net.begin(member)
+
+
+ACTS: dict[str, Callable[[SuccessionNet, int, int], object]] = {
+    "die": die,
+    "end": hear_of_an_end,
+    "cut": lambda net, member, other: net.tell_cut(member, sorted(net.nodes)[other % len(net.nodes)]),
+    "freeze": lambda net, member, _: net.frozen.add(member),
+    "thaw": lambda net, member, _: net.frozen.discard(member),
+    "split": split,
+    "heal": lambda net, _member, _other: net.parts.clear(),
+    "knock": lambda net, member, other: net.knock(100 + other, member),
+    "leave": lambda net, member, _: net.leave(member) if len(net.alive()) > 2 else None,
+    "run": lambda net, _, other: net.deliver(other),
+    "step": lambda net, _, other: net.deliver(1 + other % 2),
+    "silence": pass_over,
+    "tick": lambda net, _member, _other: net.tick(),
+}
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[int, int, bool, list[tuple[str, int, int]]]:
+    size = draw(st.integers(2, 7))
+    event = st.tuples(st.sampled_from([*ACTS, "run", "run", "tick"]), st.integers(0, 6), st.integers(0, 30))
+    return size, draw(st.integers(0, 2**32)), draw(st.booleans()), draw(st.lists(event, min_size=5, max_size=60))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(stories())
+def test_there_is_one_decision_and_it_comes(story: tuple[int, int, bool, list[tuple[str, int, int]]]) -> None:
+    """Whatever happens, no two sets go on; and once all that happened is known to all, those that are left go on."""
+    play(*story)
+
+
+def play(size: int, seed: int, has_referee: bool, events: list[tuple[str, int, int]]) -> None:  # noqa: FBT001
+    net = net_of(size, seed, has_referee=has_referee, loss=0.2)
+    for kind, one, other in events:
+        alive = net.alive()
+        ACTS[kind](net, alive[one % len(alive)], other)
+    for _ in range(10):  # newcomers may come now that do not know it yet
+        net.tell_truth()
+        net.settle(SOON)
+    members = settled(net)
+    assert set(members) <= set(net.alive()) or all(net.nodes[each].is_out for each in net.alive())
+
+
+def story_of(seed: int) -> tuple[int, int, bool, list[tuple[str, int, int]]]:
+    """Return a story. Every second one has leaders that compete, and messages that come one by one."""
+    random = Random(seed)  # noqa: S311 -- no secret
+    kinds = [*ACTS, "run", "run", "tick"] if seed % 2 else ["cut", "silence", "tick", "die", "end", *["step"] * 8]
+    events = [(random.choice(kinds), random.randrange(7), random.randrange(31)) for _ in range(random.randrange(5, 60))]
+    return random.randrange(2, 8) if seed % 2 else random.randrange(3, 5), seed, random.random() < 0.5, events
+
+
+def counts_all(ended: Any, generation: int, ballot: Ballot) -> dict[int, Vote]:
+    """Take an end whose vote nobody kept, and one that promised more, for an end that does not count."""
+    del ballot
+    return {each: vote if vote and vote.generation == generation else Vote(generation) for each, vote in ended.items()}
+
+
+def accepts_all(self: Vote, ballot: Ballot, members: tuple[int, ...]) -> Vote:
+    return replace(self, promised=ballot, accepted_in=ballot, accepted=members)
+
+
+def any_half(members: Any, said: Any, ended: Any, **_: bool) -> bool:
+    left = [member for member in members if member not in ended]
+    return 2 * sum(member in said for member in left) >= len(left)
+
+
+# What is wrong without each rule, and the seeds of stories that show it.
+RULES: dict[str, tuple[Any, str, Any]] = {
+    "ends count by their votes": (succession, "removable", counts_all),
+    "what was accepted is proposed again": (succession, "accepted_last", lambda votes: votes and None),
+    "a later promise forbids to accept": (Vote, "accept", accepts_all),
+    "one half goes on": (succession, "are_enough", any_half),
+    "who ended does not count": (succession, "removable", lambda *_: {}),
+    "who missed a decision is told": (Succession, "_tell", lambda *_: None),
+    "messages are repeated": (Succession, "tick", lambda self: self._advance(VoteOutcome())),
+}
+
+
+def decide_without_a_witness() -> None:
+    """The leader decides and dies. Of the others, one has accepted, and knows of no decision."""
+    net = net_of(3, 0, loss=0.0)
+    net.knock(9, 0)
+    while 1 not in net.decided:
+        net.exchange(lambda sender, to, _: 2 not in (sender, to))
+        if not net.under_way:
+            net.tick()
+    assert net.decided[1] == (0, 1, 9)
+    net.under_way.clear()
+    net.kill(0)
+    net.begin(1)
+    net.settle(SOON)
+
+
+def propose_late() -> None:
+    """A proposal comes late, when another ballot has been decided and not all know it."""
+    net = net_of(3, 0, loss=0.0)
+    net.begin(0)
+    net.exchange(lambda *_: True)  # questions
+    net.exchange(lambda *_: True)  # promises
+    late = net.exchange(lambda *_: False)
+    net.frozen = {0}
+    while 1 not in net.decided:
+        net.exchange(lambda _, to, data: to != 0 and decode(data).kind != DECIDED)
+        net.tick()
+    assert net.decided[1] == (1, 2)
+    net.frozen, net.under_way = set(), [each for each in late if each[1] == 2]
+    net.exchange(lambda *_: True)
+    net.exchange(lambda _, to, _data: to == 0)
+
+
+STORIES = {
+    "what was accepted is proposed again": decide_without_a_witness,
+    "a later promise forbids to accept": propose_late,
+}
+
+
+@pytest.mark.parametrize("rule", STORIES)
+def test_a_story_of_one_decision(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    STORIES[rule]()
+    monkeypatch.setattr(*RULES[rule])
+    with pytest.raises(AssertionError, match=r"generation 1: \(.* and \("):
+        STORIES[rule]()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in STORIES])
+def test_each_rule_is_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*RULES[rule])
+    for seed in range(3000):
+        try:
+            play(*story_of(seed))
+        except AssertionError:
+            return
+    pytest.fail("no story shows that the rule is left out")
+
+
+def test_votes_of_two_halves_never_both_suffice() -> None:
+    random = Random(7)  # noqa: S311 -- no secret
+    for _ in range(20_000):
+        members = list(range(random.randrange(1, 8)))
+        living = [each for each in members if random.random() < 0.8]
+        side = [each for each in living if random.random() < 0.5]
+        ends = [{each for each in members if each not in living and random.random() < 0.5} for _ in range(2)]
+        other = [each for each in living if each not in side]
+        both = [
+            are_enough(members, said, ended, has_referee=False, referee=False)
+            for said, ended in zip((side, other), ends, strict=True)
+        ]
+        assert not all(both)
+
+
+def test_agreeable_members_reach_each_other() -> None:
+    assert agreeable([0, 1, 2, 3], {0: {3}, 1: {3}}) == [0, 1, 2]
+    assert agreeable([0, 1], {1: {0}}) == [0]
+    assert agreeable([0, 1, 2], {0: {0, 9}}) == [0, 1, 2]
+
+
+def test_messages_come_as_they_were() -> None:
+    vote = Vote(3, (0, 1, 2), Ballot(4, 1), Ballot(2, 0), (0, 2))
+    message = VoteMessage(
+        "p", 3, {1: vote, 5: None}, frozenset({9}), Ballot(4, 1), vote, doubts=frozenset({2}), leaving=True
+    )
+    assert decode(encode(message)) == message
+    decided = VoteMessage("d", 3, members=(1, 2))
+    assert decode(encode(decided)) == decided
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'["q",0,[],[]]', b'["d",0,[],[],[1.5]]', b'["a",0,[],[],[1]]', b'["d",true,[],[],[1]]', b"{}"]
+)
+def test_other_messages_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no message of a vote"):
+        Succession(0, 0, [0, 1]).hear(1, data)
+
+
+def test_other_bytes_do_nothing_else() -> None:
+    random = Random(8)  # noqa: S311 -- no secret
+    good = json.loads(encode(VoteMessage("p", 0, {1: Vote(0)}, ballot=Ballot(1, 0))))
+    refused = 0
+    for _ in range(3000):
+        bad = json.loads(json.dumps(good))
+        bad[random.randrange(len(bad))] = random.choice([None, -1, "x", [], [[]], {}, 1e9, [1, 2, 3], [[1, [2]]]])
+        try:
+            Succession(0, 0, [0, 1]).hear(1, json.dumps(bad).encode())
+        except ValueError:
+            refused += 1
+    assert refused > 2000
