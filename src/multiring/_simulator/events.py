@@ -6,14 +6,18 @@ evaluations: it uses no symmetry.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 
 from multiring._schedule import Collective, Schedule, Way
 from multiring._schedule.expand import expand
 from multiring._schedule.price import steps_of
 from multiring._schedule.timing import TimedStep, last_end
-from multiring._simulator.lockstep import seconds_in_lockstep
+from multiring._simulator.lockstep import distinct_ways, seconds_in_lockstep
 from multiring._simulator.rotation import is_rotated, rotated_programs
 from multiring.errors import ScheduleError
+
+_LEAVES, _ENTERS = attrgetter("leaves"), attrgetter("enters")
 
 
 def seconds_of_ranks(
@@ -64,14 +68,15 @@ def seconds_of_all(
 def refuse_strange(schedule: Schedule, ways: Sequence[Sequence[Way]], shared: int) -> None:
     """Raise ScheduleError unless `ways` has what each rank of `schedule` needs, of `shared` shared links."""
     wanted = len(schedule.grid) + bool(schedule.frame.joined)
-    distinct = list({id(own): own for own in ways}.values())  # thousands of ranks usually share a few
-    lengths = {len(own) for own in distinct}
+    distinct = distinct_ways(ways)[0]
+    lengths = set(map(len, distinct))
     if len(ways) != schedule.ranks or lengths != {wanted}:
         raise ScheduleError(
             f"ways of {len(ways)} ranks, {sorted(lengths)} each: want {wanted} for each of {schedule.ranks} ranks"
         )
-    named = {index for own in distinct for way in own for index in (*way.leaves, *way.enters)}
-    strange = sorted(index for index in named if not 0 <= index < shared)
+    own_ways = list(chain.from_iterable(distinct))
+    passed = set(map(_LEAVES, own_ways)) | set(map(_ENTERS, own_ways))
+    strange = sorted(index for links in passed for index in links if not 0 <= index < shared)
     if strange:
         raise ScheduleError(f"a way through shared link {strange[0]}: want one of the {shared} shared links, from 0")
 

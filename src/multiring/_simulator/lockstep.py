@@ -9,7 +9,8 @@ messages of a later step reach a port before those of an earlier one, this modul
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from multiring._schedule import Schedule, Way
 from multiring._schedule.price import representative
 from multiring._simulator.rotation import is_rotated, offset_of
+
+_LEAVES, _ENTERS, _PORT, _LINK, _UPLINK = map(attrgetter, ("leaves", "enters", "port", "link", "uplink_bytes_per_s"))
+_CONSTANTS = tuple(map(attrgetter, ("latency_s", "overhead_s", "bandwidth_bytes_per_s", "reduce_bytes_per_s")))
 
 _Times = NDArray[np.float64]  # (ranks,), by position on the grid
 
@@ -71,30 +75,47 @@ def _axes_of(schedule: Schedule, ways: Sequence[Sequence[Way]]) -> list[_Axis] |
     """Return the constants of each axis; None if ranks are not alike but for the constants of their links."""
     if not is_rotated(schedule):
         return None
-    # The ranks of a host usually have the same ways, and the axes between hosts the same link, as the same objects.
-    kinds = {id(own): own for own in ways}
-    place = {key: at for at, key in enumerate(kinds)}
-    kind_of = np.array([place[id(ways[rank])] for rank in schedule.order])
-    links = {id(way.link): way.link for own in kinds.values() for way in own}
-    row_of = {key: at for at, key in enumerate(links)}
-    constants = np.array(
-        [
-            (link.latency_s, link.overhead_s, 1 / link.bandwidth_bytes_per_s, 1 / link.reduce_bytes_per_s)
-            for link in links.values()
-        ]
-    ).T
-    found = []
-    for of_axis in zip(*kinds.values(), strict=True):
-        if len({way.port for way in of_axis}) > 1 or any(way.leaves or way.enters for way in of_axis):
+    # Tens of thousands of hosts have ways of their own, so all loops over them run in C.
+    kinds, kind_of_rank = distinct_ways(ways)
+    kind_of = kind_of_rank[np.asarray(schedule.order)]
+    own_ways = list(chain.from_iterable(kinds))
+    if any(map(_LEAVES, own_ways)) or any(map(_ENTERS, own_ways)):
+        return None
+    found: list[_Axis] = []
+    links: list[object] = []
+    latency_s = overhead_s = bytes_per_s = reduce_bytes_per_s = np.empty(0)
+    for axis in range(len(kinds[0])):
+        of_axis = own_ways[axis :: len(kinds[0])]
+        ports = set(map(_PORT, of_axis))
+        if len(ports) > 1:
             return None
-        rows = np.array([row_of[id(way.link)] for way in of_axis])[kind_of]
-        uplinks = [way.uplink_bytes_per_s for way in of_axis]
+        before: list[object] = links
+        links = list(map(_LINK, of_axis))
+        if links != before:  # the axes between hosts usually have the same links
+            latency_s, overhead_s, bytes_per_s, reduce_bytes_per_s = (
+                np.fromiter(map(constant, links), float, len(links))[kind_of] for constant in _CONSTANTS
+            )
+        uplinks = list(map(_UPLINK, of_axis))
         uplink_s_per_byte = None
         if any(uplinks):
             uplink_s_per_byte = np.array([0.0 if each is None else 1 / each for each in uplinks])[kind_of]
-        latency_s, overhead_s, wire_s, reduce_s = constants[:, rows]
-        found.append(_Axis(of_axis[0].port, latency_s, overhead_s, wire_s, reduce_s, uplink_s_per_byte))
+        found.append(
+            _Axis(ports.pop(), latency_s, overhead_s, 1 / bytes_per_s, 1 / reduce_bytes_per_s, uplink_s_per_byte)
+        )
     return found
+
+
+def distinct_ways(ways: Sequence[Sequence[Way]]) -> tuple[list[Sequence[Way]], NDArray[np.intp]]:
+    """Return the ways that are different objects, and for each rank the index of its own among them.
+
+    The ranks of a host usually have the same ways, as the same object.
+    """
+    if not ways:
+        return [], np.empty(0, np.intp)
+    _, first, kind_of = np.unique(
+        np.fromiter(map(id, ways), np.int64, len(ways)), return_index=True, return_inverse=True
+    )
+    return [ways[rank] for rank in first.tolist()], kind_of
 
 
 class _Lockstep:
@@ -110,6 +131,7 @@ class _Lockstep:
         self.uplink_free = np.zeros(ranks)
         self.now = np.zeros(ranks)
         self.arrived: dict[int, deque[_Times]] = {}
+        self.wire_s: dict[int, tuple[float, _Times]] = {}
 
     def end(self) -> float | None:
         width = max(self.schedule.grid)
@@ -129,9 +151,12 @@ class _Lockstep:
         """Send a message from every rank along an axis, to a queue of its receiver."""
         axis = self.axes[at]
         port = self.ports[axis.port]
-        port.out_handled = np.maximum(self.now, port.out_handled) + axis.overhead_s
-        start = np.maximum(port.out_handled, port.out_free)
-        end = start + size_bytes * axis.wire_s_per_byte
+        # Fresh memory takes longer than arithmetic here, so results reuse the memory of what they are made from.
+        handled = np.maximum(self.now, port.out_handled)
+        handled += axis.overhead_s
+        port.out_handled = handled
+        start = np.maximum(handled, port.out_free)
+        end = start + self._wire_s(at, size_bytes)
         port.out_free = end
         if axis.uplink_s_per_byte is not None:
             passed = np.maximum(start, self.uplink_free) + size_bytes * axis.uplink_s_per_byte
@@ -142,6 +167,13 @@ class _Lockstep:
             self._moved(each + axis.latency_s, at, offset_of(self.schedule, at, queue)) for each in (start, end)
         )
         port.coming.append(_Message(queue, at, size_bytes, first, last))
+
+    def _wire_s(self, axis: int, size_bytes: float) -> _Times:
+        """Return the seconds of a message on the wires of an axis; most messages of an axis have one size."""
+        known = self.wire_s.get(axis)
+        if known is None or known[0] != size_bytes:
+            known = self.wire_s[axis] = size_bytes, size_bytes * self.axes[axis].wire_s_per_byte
+        return known[1]
 
     def _moved(self, times: _Times, axis: int, offset: int) -> _Times:
         """Return the values of the ranks at -`offset` along an axis: those of the senders."""
@@ -161,9 +193,11 @@ class _Lockstep:
         if (message.last_s < port.reached).any():
             return False
         port.reached = message.last_s
-        begun = np.maximum(port.in_free, message.first_s)
-        port.in_free = np.maximum(message.last_s, begun + message.size_bytes * axis.wire_s_per_byte)
-        port.in_handled = np.maximum(port.in_free, port.in_handled + axis.overhead_s)
+        through = np.maximum(port.in_free, message.first_s)
+        through += self._wire_s(message.axis, message.size_bytes)
+        port.in_free = np.maximum(message.last_s, through, out=through)
+        handled = port.in_handled + axis.overhead_s
+        port.in_handled = np.maximum(through, handled, out=handled)
         self.arrived.setdefault(message.queue, deque()).append(port.in_handled)
         return True
 
