@@ -113,7 +113,11 @@ class Settings:
         "MULTIRING_PORTS", values.port_range, None, "FIRST-LAST, 0 to 65535", "ports on which the tcp engine may listen"
     )
     init_timeout_s: float = _setting(
-        "MULTIRING_INIT_TIMEOUT_S", values.positive, 300.0, values.SECONDS, "how long init waits for all ranks"
+        "MULTIRING_INIT_TIMEOUT_S",
+        values.positive,
+        300.0,
+        values.SECONDS,
+        "how long init may take until all ranks have met",
     )
     stall_warn_s: float = _setting(
         "MULTIRING_STALL_WARN_S",

@@ -33,6 +33,14 @@ def test_contradictions_are_errors(told: str, words: str) -> None:
         slurm_allocation({**SLURM, "SLURM_TASKS_PER_NODE": told})
 
 
+def test_a_heterogeneous_job_is_refused_and_its_steps_are_not() -> None:
+    parts = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}  # salloc's variables: those of nodes have a component's number
+    for environment in (parts, {**SLURM, **parts}):
+        with pytest.raises(ArgumentError, match=r"job 7 is heterogeneous.*srun --het-group=0-1 python"):
+            slurm_allocation(environment)
+    assert slurm_allocation({**SLURM, **parts, "SLURM_STEP_ID": "0"}) is None
+
+
 def test_ranks_are_spread_evenly() -> None:
     assert spread(7, 3) == [3, 2, 2]
     assert spread(3, 3) == [1, 1, 1]

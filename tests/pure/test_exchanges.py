@@ -26,6 +26,7 @@ from multiring._runtime.bootstrap.addresses import TcpAddress, listen
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import meet
 from multiring._runtime.bootstrap.rendezvous_client import Client
+from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
 from multiring._runtime.bootstrap.rendezvous_point import meet_by_exchange
 from multiring._runtime.job.joining import join_job
 from multiring._settings import Settings
@@ -232,10 +233,10 @@ def test_a_rank_0_that_is_slow_or_out_of_reach_is_no_leftover() -> None:
     # It listens, but does not greet yet.
     with socket.create_server(("127.0.0.1", 0)) as slow:
         address = TcpAddress("127.0.0.1", slow.getsockname()[1])
-        assert Client(placed(1), address, "1", 0.3).fault_of_place() == ""
-    refused = Client(placed(1), address, "1", 0.3).fault_of_place()
+        assert Client(placed(1), address, "1", TimeLimit(0.3)).fault_of_place() == ""
+    refused = Client(placed(1), address, "1", TimeLimit(0.3)).fault_of_place()
     assert refused == f"{address}: Connection refused"
-    assert Client(placed(1), TcpAddress("host.invalid", 9), "1", 0.3).fault_of_place() == ""
+    assert Client(placed(1), TcpAddress("host.invalid", 9), "1", TimeLimit(0.3)).fault_of_place() == ""
 
 
 def test_errors_name_all_ways_and_why_each_failed() -> None:

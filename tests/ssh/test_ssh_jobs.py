@@ -158,6 +158,13 @@ def test_a_restart_has_a_new_secret_on_all_hosts(hosts: SshHosts) -> None:
     nothing_left(hosts)
 
 
+def test_a_small_limit_of_open_files_does_not_limit_the_hosts(hosts: SshHosts) -> None:
+    hosts.write("say.py", "import multiring\nmultiring.init().barrier()\n")
+    limited = ["sh", "-c", 'ulimit -Sn 13; exec "$@"', "sh", *RUN, "--hosts", "host0:1,host1:1,host2:1", "say.py"]
+    done = hosts.run(0, limited)  # three sessions need 15 descriptors or more
+    assert done.returncode == 0, done.stderr
+
+
 def test_standard_input_reaches_one_rank_of_another_host(hosts: SshHosts) -> None:
     hosts.write("ask.py", "import sys\nprint(len(sys.stdin.read()), flush=True)")
     done = hosts.run(0, [*RUN, "--stdin", "1", "--hosts", "host0:1,host1:1", "ask.py"], text=b"y" * 3_000_000)

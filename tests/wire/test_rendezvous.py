@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 from tests.support.crowd import Crowd
 
-from multiring._runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines
+from multiring._runtime.bootstrap import rendezvous_client, rendezvous_link, rendezvous_server, waiting_lines
 from multiring._runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
 from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameReader, encode, frame
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import Rendezvous, meet
 from multiring._runtime.bootstrap.rendezvous_client import Client
+from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
+from multiring._runtime.job import joining
+from multiring._settings import Settings
 from multiring._version import VERSION
 from multiring.errors import ArgumentError, RendezvousError
 
@@ -103,16 +106,64 @@ def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, 
     def rank(number: int) -> None:
         with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
             assert [peer_info["n"] for peer_info in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
-            rendezvous.agree(None, time.monotonic())
+            rendezvous.agree(None)
             if number == 1:  # a rank that is busy outside an exchange must detect the failure too
                 deadline = time.monotonic() + 10
                 while not rendezvous.disturbed():
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
-            rendezvous.agree(f"no memory {number}" if number == failing else None, time.monotonic())
+            rendezvous.agree(f"no memory {number}" if number == failing else None)
 
     outcomes = run_ranks(*[lambda n=n: rank(n) for n in range(4)])
     assert the_text_of(outcomes) == f"rank {failing}: no memory {failing}"
+
+
+def test_all_rounds_share_one_time_out(place: str) -> None:
+    began = time.monotonic() - 3000
+
+    def rank(number: int) -> tuple[float, float]:
+        with Rendezvous(identity(number, 2, place), timeout_s=3600, began=began) as rendezvous:
+            rendezvous.exchange({})
+            left_s = rendezvous.left_s
+            rendezvous.agree(None)
+            return left_s, rendezvous.left_s
+
+    for first_s, second_s in run_ranks(*[lambda n=n: rank(n) for n in range(2)]):
+        assert 0 < second_s < first_s < 600
+
+
+def test_ranks_that_have_met_late_have_some_time_to_connect(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_link, "CONNECT_S", 500.0)
+
+    def rank(number: int) -> float:
+        began = time.monotonic() - 3500
+        with Rendezvous(identity(number, 2, place), timeout_s=3600, began=began) as rendezvous:
+            rendezvous.exchange({})
+            return rendezvous.left_s
+
+    for left_s in run_ranks(*[lambda n=n: rank(n) for n in range(2)]):
+        assert 200 < left_s < 500
+
+
+def test_the_time_for_finding_the_address_is_part_of_the_time_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class MeetingError(Exception):
+        pass
+
+    def meet_not(_identity: Identity, *, timeout_s: float, began: float) -> None:
+        raise MeetingError(timeout_s, began)
+
+    def find(*_: object) -> Identity:
+        found_at.append(time.monotonic())
+        return identity(1, 2, place)
+
+    found_at: list[float] = []
+    monkeypatch.setattr(joining, "Rendezvous", meet_not)
+    monkeypatch.setattr(joining, "identify", find)
+    with pytest.raises(MeetingError) as raised:
+        joining.join_job(Settings.from_environment({"MULTIRING_INIT_TIMEOUT_S": "7"}), None)
+    timeout_s, began = raised.value.args
+    assert timeout_s == 7
+    assert began <= found_at[0]
 
 
 def test_a_process_with_more_than_a_thousand_descriptors_meets(place: str) -> None:
@@ -120,7 +171,7 @@ def test_a_process_with_more_than_a_thousand_descriptors_meets(place: str) -> No
         with Rendezvous(identity(number, 2, place), timeout_s=10) as rendezvous:
             rendezvous.exchange({"n": number})
             assert not rendezvous.disturbed()
-            rendezvous.agree(None, time.monotonic())
+            rendezvous.agree(None)
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
@@ -276,7 +327,7 @@ def test_who_comes_after_the_job_is_complete_is_refused_and_harms_nobody(place: 
             complete.set()
             if number == 1:
                 time.sleep(0.3)  # rank 0 keeps serving during this time
-            rendezvous.agree(None, time.monotonic())
+            rendezvous.agree(None)
 
     def late() -> Any:
         assert complete.wait(DEADLINE_S)
@@ -506,12 +557,12 @@ def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
     opened: list[socket.socket] = []
 
     def second() -> Any:
-        client = Client(identity(1, 2, place), parse_address(place), VERSION, DEADLINE_S)
+        client = Client(identity(1, 2, place), parse_address(place), VERSION, TimeLimit(DEADLINE_S))
         try:
             client._talk = client._find()
             opened.extend(dial(place) for _ in range(rendezvous_server._MAX_PENDING_HANDSHAKES + 50))
             assert opened[-1].recv(1)  # all of the clients have been accepted
-            client._first_until = time.monotonic() + client._join(client._talk)
+            client.limit = client._join(client._talk)
             return client.exchange({})
         finally:
             client.close()
@@ -721,7 +772,7 @@ def test_rank_0_cannot_listen(monkeypatch: pytest.MonkeyPatch, place: str) -> No
 
 def test_a_rank_that_breaks_the_protocol_ends_the_job(place: str) -> None:
     def broken(second_message: dict[str, Any]) -> Any:
-        client = Client(identity(1, 2, place), parse_address(place), VERSION, 10)
+        client = Client(identity(1, 2, place), parse_address(place), VERSION, TimeLimit(10))
         try:
             talk = client._find()
             client._join(talk)
@@ -806,7 +857,7 @@ def test_a_rank_that_does_not_read_its_answer_is_named() -> None:
             over.set()
 
     def deaf() -> None:
-        client = Client(identity(1, 3, place), parse_address(place), VERSION, 10)
+        client = Client(identity(1, 3, place), parse_address(place), VERSION, TimeLimit(10))
         talk = client._find()
         client._join(talk)
         talk.say({"peer_info": {"x": "y" * 900_000}})

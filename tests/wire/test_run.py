@@ -210,6 +210,28 @@ def test_each_rank_gets_its_place_and_the_jobs_secret(launch: Launcher) -> None:
     assert jobs[0][1] != jobs[1][1]
 
 
+LOOKING_ROUND = """
+import os
+from pathlib import Path
+secret, found, seen = os.environ["MULTIRING_SECRET"].encode(), [], 0
+for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+    try:
+        mode, text = file.stat().st_mode, file.read_bytes()
+    except OSError:
+        continue  # the process has ended, or is another user's
+    seen += 1
+    if secret in text and (file.name == "cmdline" or mode & 0o077):
+        found.append(str(file))
+print(found, seen > 6)
+"""
+
+
+def test_no_other_user_can_read_the_secret(launch: Launcher, script: Callable[[str], list[str]]) -> None:
+    running = launch("-n", "2", *script(LOOKING_ROUND))
+    assert running.finish() == 0
+    assert sorted(running.out.splitlines()) == ["[0] [] True", "[1] [] True"]
+
+
 def test_the_ranks_share_the_cores_and_know_how_many_threads_they_have(
     launch: Launcher, script: Callable[[str], list[str]]
 ) -> None:

@@ -21,6 +21,7 @@ from multiring._runtime.bootstrap.addresses import parse_address
 from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_client import Client, _AttemptError
+from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
 from multiring._runtime.bootstrap.rendezvous_server import Server
 from multiring._version import VERSION
 from multiring.errors import RendezvousError
@@ -87,7 +88,7 @@ class Door:
 
     def __init__(self) -> None:
         self.place = f"@multiring-words-{os.getpid()}-{time.monotonic_ns()}"
-        self.server = Server(identity(0, self.place), parse_address(self.place), VERSION, 3600)
+        self.server = Server(identity(0, self.place), parse_address(self.place), VERSION, TimeLimit(3600))
 
     def hear(self, said: bytes) -> None:
         """Send bytes to rank 0 from a client that then hangs up; fail unless rank 0 rejects or drops the client."""
@@ -136,7 +137,7 @@ def hear_an_impostor(said: bytes) -> None:
     with theirs:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
-        client = Client(identity(1, "@nowhere"), parse_address("@nowhere"), VERSION, 5)
+        client = Client(identity(1, "@nowhere"), parse_address("@nowhere"), VERSION, TimeLimit(5))
         try:
             client._introduce(mine)
         except (RendezvousError, _AttemptError, OSError) as error:

@@ -24,7 +24,7 @@ from multiring.errors import ArgumentError, LaunchError
 
 # Slurm's batch script and interactive shell are steps with reserved numbers from this one on (slurm.h).
 _FIRST_RESERVED_STEP = 0xFFFFFFFA
-_ANSWER_S = 120.0  # how long srun may take to start the agents; a step may wait for another one to end
+_REACH_S = 60.0  # how long an agent tries to reach the launcher
 # What a step would take from the allocation in place of the options given to it.
 _OF_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK")
 _OF_TASKS_TOO = ("SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_MPI_TYPE", "SLURM_EXACT", "SLURM_EXCLUSIVE")
@@ -44,11 +44,20 @@ def slurm_allocation(environment: Mapping[str, str]) -> SlurmAllocation | None:
     The result is None outside of an allocation, and within a step of srun.
 
     Raises:
-        ArgumentError: Slurm's variables contradict each other.
+        ArgumentError: the job is heterogeneous, or Slurm's variables contradict each other.
     """
     job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "")
+    if not job or (step.isdecimal() and int(step) < _FIRST_RESERVED_STEP):
+        return None
+    parts = environment.get("SLURM_HET_SIZE", "")
+    if parts.isdecimal() and int(parts) > 1:
+        raise ArgumentError(
+            f"Slurm job {job} is heterogeneous and has {parts} components, each with nodes of its own. multiring run "
+            f"uses one allocation: start the ranks with `srun --het-group=0-{int(parts) - 1} python train.py`, or use "
+            "this node only with --here"
+        )
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES", "")
-    if not job or not nodes.isdecimal() or (step.isdecimal() and int(step) < _FIRST_RESERVED_STEP):
+    if not nodes.isdecimal():
         return None
     told = environment.get("SLURM_TASKS_PER_NODE", "")
     ranks: list[int] = []
@@ -132,7 +141,9 @@ def run_in_slurm(
     settings = Settings.from_environment(environment, horovod=options.horovod)
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
     listener, address = _listener(settings, secret)
-    told = {"launcher": address, "secret": secret.hex(), "node_variable": "SLURM_NODEID", "patience_s": 60.0}
+    patience_s = settings.init_timeout_s  # srun may start the agents late, because a step may wait for another to end
+    told: dict[str, object] = {"launcher": address, "secret": secret.hex(), "node_variable": "SLURM_NODEID"}
+    told["patience_s"] = min(_REACH_S, patience_s)
     nodes = str(len(counts))
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
     words += ["--mpi=none", "--input=all", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"]
@@ -149,7 +160,7 @@ def run_in_slurm(
     absent = (
         f"the agents must reach this process at {address}; MULTIRING_INTERFACE and MULTIRING_PORTS choose the address"
     )
-    task = task_of(sent, settings, max(_ANSWER_S, settings.init_timeout_s), absent)
+    task = task_of(sent, settings, patience_s, absent)
     try:
         return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number, listener), options)
     finally:

@@ -18,10 +18,12 @@ from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.pickled_call import CallFolder
 from multiring._launch.standard_streams import open_closed_streams
+from multiring._runtime.bootstrap.open_files import make_room_for_files
 from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, Settings, environment_of, inherited_environment
 from multiring.errors import ArgumentError, MultiringError
 
 _ANSWER_S = 60.0  # how long hosts may take to answer
+_FILES_A_HOST, _OTHER_FILES = 8, 64  # pipes of a session, and those of a session that begins while another ends
 # Variables that belong to a host, to a session there, or to another launcher. Each host has its own.
 _OF_A_HOST = frozenset(
     {
@@ -164,6 +166,7 @@ def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob],
         os.write(2, f"multiring: {text}\n".encode())
         say_elsewhere(text)
 
+    make_room_for_files(_FILES_A_HOST * len(sessions.all) + _OTHER_FILES)
     code = 1
     try:
         code = run_with_restarts(made, options, say)

@@ -24,6 +24,7 @@ from multiring._limits.processes import refused
 from multiring._settings import environment_of, inherited_environment
 
 _STOP_S = 15.0  # the launcher ends the rank within 2 s, and gives up a process that the kernel holds after 10 s more
+_KILLED_S = 5.0
 _PAUSE_S = 0.5
 
 
@@ -122,7 +123,10 @@ def _ended_within(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()  # the watchdog of the launcher ends the rank
-        return process.wait()
+    try:
+        return process.wait(_KILLED_S)
+    except subprocess.TimeoutExpired:  # the kernel holds it, for example in a call of a file server that is gone
+        return -signal.SIGKILL
 
 
 def _ending(code: int) -> str:

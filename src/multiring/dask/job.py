@@ -23,6 +23,7 @@ from multiring.errors import LaunchError
 _TURN_S = 0.25
 _LOOK_S = 1.0  # how often to look for workers that are gone
 _ANSWER_S = 60.0  # how long a worker may take to answer a question
+_LATE_S = 2.0  # how long an answer may take after the end of the start's time
 _FORGET_S = 60.0
 _END_S = 30.0  # how long the ranks may take to end
 
@@ -34,7 +35,7 @@ class DaskJob:
     Args:
         client: the client of the cluster.
         count: the number of ranks.
-        start_timeout_s: how long the cluster may take to provide a thread for each rank.
+        start_timeout_s: how long the start may take: until every rank has a thread of a worker.
     """
 
     def __init__(self, client: Any, count: int, start_timeout_s: float) -> None:
@@ -43,13 +44,14 @@ class DaskJob:
         self._name = draw_job_name("dask")
         self._workers: list[str] = []  # the address of each rank's worker
         self._futures: list[Any] = []  # by rank
+        self._is_starting = True
 
     def __enter__(self) -> "DaskJob":
         return self
 
     def __exit__(self, *_: object) -> None:
         """End all ranks, and wait for their ends."""
-        asked = set(self._workers)
+        asked, self._is_starting = set(self._workers), False
         until = time.monotonic() + _END_S
         with suppress(LaunchError, OSError):  # an error of the job is more important, and the ranks end anyway
             while asked and time.monotonic() < until:
@@ -58,7 +60,7 @@ class DaskJob:
                 asked = {worker for worker, count in left.items() if count != 0}
                 time.sleep(_TURN_S if asked else 0)
             if self._futures:
-                _within(self._client.cancel, self._futures)
+                _within(_ANSWER_S, self._client.cancel, self._futures)
 
     def run(self, call: bytes, variables: Mapping[str, str]) -> RankEnds:
         """Run the call on every rank, and return the ends of the ranks.
@@ -99,7 +101,7 @@ class DaskJob:
     # -- waiting
 
     def _wait(self) -> RankEnds:
-        ends, look_at, have_started = RankEnds(self._count), 0.0, False
+        ends, look_at = RankEnds(self._count), 0.0
         while not (ends.are_complete or ends.is_decided(time.monotonic())):
             for rank in ends.missing:
                 if (end := _end_of(self._futures[rank])) is not None:
@@ -110,7 +112,8 @@ class DaskJob:
                 for rank in ends.missing:
                     if self._workers[rank] not in threads and not self._futures[rank].done():
                         ends.add(rank, Ended(f"is lost: Dask worker {self._workers[rank]} is gone"), time.monotonic())
-                have_started = have_started or self._have_all_started(ends)
+                if self._is_starting and self._have_all_started(ends):
+                    self._is_starting = False
             time.sleep(_TURN_S)
         return ends
 
@@ -154,7 +157,7 @@ class DaskJob:
             time.sleep(_TURN_S)
 
     def _threads(self) -> dict[str, int]:
-        threads: dict[str, int] = _within(self._client.run_on_scheduler, _threads_of_workers())
+        threads: dict[str, int] = _within(self._patience_s(), self._client.run_on_scheduler, _threads_of_workers())
         return threads
 
     def _facts(self, workers: Sequence[str]) -> dict[str, WorkerFacts]:
@@ -184,9 +187,17 @@ class DaskJob:
     def _ask(self, function: Callable[..., Any], *args: Any, workers: Sequence[str], **kwargs: Any) -> dict[str, Any]:
         """Ask each worker, and return its answer, or its error, by worker."""
         answers: dict[str, Any] = _within(
-            self._client.run, function, *args, workers=list(workers), on_error="return", **kwargs
+            self._patience_s(), self._client.run, function, *args, workers=list(workers), on_error="return", **kwargs
         )
         return answers
+
+    def _patience_s(self) -> float:
+        """Return how long the cluster may take to answer a question.
+
+        A question of the start shares the start's time, but its answer always gets a moment to arrive.
+        """
+        left_s = max(self._start_by - time.monotonic(), _LATE_S) if self._is_starting else _ANSWER_S
+        return min(left_s, _ANSWER_S)
 
 
 def _threads_of_workers() -> Callable[..., dict[str, int]]:
@@ -198,7 +209,7 @@ def _threads_of_workers() -> Callable[..., dict[str, int]]:
     return threads
 
 
-def _within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _within(patience_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of the client, and return its result. A frozen worker or scheduler must not block the driver.
 
     Raises:
@@ -206,9 +217,9 @@ def _within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     answer = _asked(function, *args, **kwargs)
     try:
-        is_good, value = answer.get(timeout=_ANSWER_S)
+        is_good, value = answer.get(timeout=patience_s)
     except queue.Empty:
-        raise LaunchError(f"the Dask cluster has not answered within {_ANSWER_S:g} s") from None
+        raise LaunchError(f"the Dask cluster has not answered within {patience_s:.3g} s") from None
     if not is_good:
         raise value
     return value

@@ -41,7 +41,7 @@ def run(  # noqa: PLR0913 -- what the call is, and where it runs
         args: positional arguments.
         kwargs: keyword arguments.
         env: variables to set for the ranks.
-        start_timeout_s: how many seconds the cluster may take to have enough workers with free threads.
+        start_timeout_s: how many seconds the start may take: until every rank has a free thread of a worker.
 
     Raises:
         ArgumentError: an argument is invalid, or the function or its arguments cannot be pickled.

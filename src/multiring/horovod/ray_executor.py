@@ -151,7 +151,8 @@ class RayExecutor:
             resources=self._resources,
             placement=self._placement(),
             variables={**environment_of(**told), **(extra_env_vars or {})},
-            start_timeout_s=settings.placement_group_timeout_s,
+            start_timeout_s=settings.placement_group_timeout_s + settings.timeout_s,
+            resources_timeout_s=settings.placement_group_timeout_s,
             horovod=True,
             ranks_per_bundle=self._per_bundle,
         )

@@ -36,7 +36,8 @@ class WorkerRequest:
     - resources: Ray's resources of each rank.
     - placement: the strategy of the placement group, or a placement group of the caller's.
     - variables: variables to set for the ranks.
-    - start_timeout_s: how long the cluster may take to provide the resources.
+    - start_timeout_s: how long the whole start may take.
+    - resources_timeout_s: how long the cluster may take to provide the resources. None: as long as the whole start.
     - horovod: whether `import horovod` means multiring in the ranks.
     - ranks_per_bundle: the number of ranks in each bundle of the placement group.
     """
@@ -46,6 +47,7 @@ class WorkerRequest:
     placement: Any = "PACK"
     variables: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float
+    resources_timeout_s: float | None = None
     horovod: bool = False
     ranks_per_bundle: int = 1
 
@@ -96,8 +98,10 @@ class RankActors:
         self._stack = ExitStack()
         self._actors: list[Any] = []  # in the order of the ranks
         self._is_whole = True  # no rank has failed
+        self._start_by = 0.0  # by time.monotonic()
 
     def __enter__(self) -> "RankActors":
+        self._start_by = time.monotonic() + self._request.start_timeout_s
         with ExitStack() as stack:
             actors = self._start(self._group(stack), stack)
             try:
@@ -163,8 +167,9 @@ class RankActors:
         from ray.util import placement_group, remove_placement_group  # noqa: PLC0415 -- see load_ray
         from ray.util.placement_group import PlacementGroup  # noqa: PLC0415 -- as above
 
-        request, until = self._request, time.monotonic() + self._request.start_timeout_s
-        group = request.placement
+        request, group = self._request, self._request.placement
+        limit_s = min(request.start_timeout_s, request.resources_timeout_s or request.start_timeout_s)
+        until = self._start_by - request.start_timeout_s + limit_s
         if isinstance(group, PlacementGroup):
             if group.bundle_count < len(request.bundles):
                 raise ArgumentError(
@@ -181,7 +186,7 @@ class RankActors:
                 continue
             raise LaunchError(
                 f"{request.count} ranks with {dict(request.resources)} each (placement {request.placement}) did not "
-                f"get their resources within {request.start_timeout_s:g} s. The cluster has "
+                f"get their resources within {limit_s:g} s. The cluster has "
                 f"{_shown(self._ray.cluster_resources(), request.resources)}, of which are free "
                 f"{_shown(self._ray.available_resources(), request.resources)}: start more nodes, ask for less, or "
                 "wait longer with start_timeout_s"
@@ -235,11 +240,13 @@ class RankActors:
     def _get(self, references: Sequence[Any]) -> list[Any]:
         """Return the values, or raise the first error of a worker.
 
+        All calls share the time of the start.
+
         Raises:
             LaunchError: a worker does not answer in time.
         """
         try:
-            values: list[Any] = self._ray.get(list(references), timeout=self._request.start_timeout_s)
+            values: list[Any] = self._ray.get(list(references), timeout=max(self._start_by - time.monotonic(), 0.0))
         except self._ray.exceptions.GetTimeoutError:
             raise LaunchError(
                 f"the workers did not start within {self._request.start_timeout_s:g} s (start_timeout_s)"

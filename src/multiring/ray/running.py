@@ -36,7 +36,8 @@ def run(  # noqa: PLR0913 -- what the call is, and how it is placed
         placement: Ray's strategy for the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; or a
             PlacementGroup of the caller's with a bundle for each rank.
         env: variables to set for the ranks.
-        start_timeout_s: how many seconds the cluster may take to provide the resources.
+        start_timeout_s: how many seconds the start may take: until the cluster has provided the resources and every
+            rank's actor runs.
 
     Raises:
         ArgumentError: an argument is invalid, or the function or its arguments cannot be pickled.

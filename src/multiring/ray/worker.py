@@ -14,6 +14,8 @@ from multiring._launch.pickled_call import Outcome, Returned, call_pickled, fail
 from multiring._runtime import is_initialized, shutdown
 from multiring._settings import become_rank, environment_of, inherited_environment
 
+_WATCHDOG_S = 10.0  # it ends processes within 2 s; the kernel may hold one longer
+
 
 class ActorRank:
     """The rank of this process, in an actor of Ray's."""
@@ -84,7 +86,8 @@ class ActorRank:
         if self._reserved is not None:
             self._reserved.release()
         if self._watchdog is not None and self._watchdog.stdin is not None:
-            self._watchdog.communicate(b".")
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on without this process
+                self._watchdog.communicate(b".", _WATCHDOG_S)
         sys.stdout.flush()
         sys.stderr.flush()
 

@@ -13,6 +13,8 @@ import torch
 import multiring
 from multiring._bench.machine import hardware
 
+_GIT_S = 30.0
+
 
 def circumstances(ranks: int, device: torch.device) -> dict[str, str]:
     """Return the end date, the command of a rank, the commit, the versions, and this host's processor and device."""
@@ -40,5 +42,8 @@ def commit() -> str:
     if git is None:
         return "unknown"
     command = [git, "-C", str(Path(sys.argv[0]).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 -- git itself
+    try:
+        found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_GIT_S)  # noqa: S603 -- git itself
+    except subprocess.TimeoutExpired:  # a file server that is gone
+        return "unknown"
     return found.stdout.strip() or "unknown"

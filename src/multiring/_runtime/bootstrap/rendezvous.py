@@ -12,6 +12,7 @@ from multiring._runtime.bootstrap.addresses import parse_address
 from multiring._runtime.bootstrap.handshake import SECRET_BYTES, Message, decode, encode
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_client import Client
+from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
 from multiring._runtime.bootstrap.rendezvous_server import Server
 from multiring._version import VERSION
 from multiring.errors import RendezvousError
@@ -20,10 +21,13 @@ from multiring.errors import RendezvousError
 class _Alone:
     """The rendezvous of a job of one rank."""
 
+    def __init__(self, limit: TimeLimit) -> None:
+        self.limit = limit
+
     def secret(self) -> bytes:
         return secrets.token_bytes(SECRET_BYTES)
 
-    def exchange(self, peer_info: Message, _began: float | None = None) -> list[Message]:
+    def exchange(self, peer_info: Message) -> list[Message]:
         return [decode(encode(peer_info))]
 
     def disturbed(self) -> bool:
@@ -45,24 +49,28 @@ class Rendezvous:
 
     Args:
         identity: this rank, and the address of the rendezvous.
-        timeout_s: the time-out of an exchange in seconds. Rank 0's value is used for all ranks; it counts from
-            construction for the first exchange, and from the call for later ones. Another rank uses its own value only
-            while it tries to reach rank 0.
+        timeout_s: the time-out of all exchanges together, in seconds. Rank 0's value is used for all ranks; another
+            rank uses its own value only while it tries to reach rank 0. Ranks that have met in the first exchange have
+            ten seconds for the later ones even if less is left, or `timeout_s` if that is shorter.
         version: the version of multiring, which must be the same on all ranks.
+        began: the time, by time.monotonic(), from which the time-out counts. Default: now.
 
     Raises:
         RendezvousError: rank 0 cannot listen at `identity.rendezvous`.
         ArgumentError: `identity.rendezvous` is not a valid address.
     """
 
-    def __init__(self, identity: Identity, *, timeout_s: float, version: str = VERSION) -> None:
+    def __init__(
+        self, identity: Identity, *, timeout_s: float, version: str = VERSION, began: float | None = None
+    ) -> None:
+        limit = TimeLimit(timeout_s, began)
         self._end: _Alone | Server | Client
         if identity.size == 1:
-            self._end = _Alone()
+            self._end = _Alone(limit)
             return
         address = parse_address(identity.rendezvous)
         end = Server if identity.rank == 0 else Client
-        self._end = end(identity, address, version, timeout_s)
+        self._end = end(identity, address, version, limit)
 
     def __enter__(self) -> "Rendezvous":
         return self
@@ -105,20 +113,21 @@ class Rendezvous:
         """
         return self._end.disturbed()
 
-    def agree(self, error: str | None, began: float) -> None:
-        """Wait until every rank has reported success of a step.
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left for a step between exchanges, after the first exchange."""
+        return self._end.limit.left_s
+
+    def agree(self, error: str | None) -> None:
+        """Wait until every rank has reported success of a step, which takes at most `left_s` seconds.
 
         Args:
             error: the text of this rank's failure; None if it succeeded.
-            began: the time, by time.monotonic(), at which this rank started the step. After a failure the time-out
-                counts from `began`, because rank 0's own time for the step counts from then, too.
 
         Raises:
             RendezvousError: a rank failed; all ranks raise the same text, with every failed rank.
         """
-        errors = [
-            peer_info["error"] for peer_info in self._end.exchange({"error": error}, None if error is None else began)
-        ]
+        errors = [peer_info["error"] for peer_info in self._end.exchange({"error": error})]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
         if failed:
             raise RendezvousError("; ".join(failed))

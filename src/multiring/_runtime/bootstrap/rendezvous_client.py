@@ -27,7 +27,7 @@ from multiring._runtime.bootstrap.handshake import (
     shown,
 )
 from multiring._runtime.bootstrap.identity import Identity
-from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S
+from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, TimeLimit
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 from multiring.errors import RendezvousError
 
@@ -118,31 +118,29 @@ class _Talk:
 class Client:
     """A rank's connection to rank 0, made in the first round and kept until the last."""
 
-    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
+    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, limit: TimeLimit) -> None:
         self._identity = identity
         self._address = address
         self._version = version
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self.limit = limit  # this rank's until it has joined, then rank 0's
         self._talk: _Talk | None = None
         self._secret = identity.secret
         self._is_first = True  # whether the first round has not ended yet
         self._waiting = WaitingLines()
-        self._first_until = 0.0  # the time, by time.monotonic(), until which rank 0 waits in the first round
 
-    def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
+    def exchange(self, peer_info: Message) -> list[Message]:
         """Send this rank's peer info and return those of all ranks.
 
-        See `Rendezvous.exchange`. The time-out counts from `began`, by time.monotonic(); by default from now.
+        See `Rendezvous.exchange`.
         """
         talk = self._meet()
-        now = time.monotonic()
-        until = max(now, (now if began is None else began) + self._timeout_s)
-        if self._is_first:  # rank 0 decides by its own clock which ranks are late: wait for its decision
-            until, self._is_first = self._first_until, False
+        # rank 0 decides by its own clock which ranks are late: wait for its decision
+        until = self.limit.until if self._is_first else max(time.monotonic(), self.limit.until)
         talk.line.deadline = until + _GRACE_S
         talk.say({"peer_info": peer_info})
         peer_infos: list[Message] = talk.hear()["peer_infos"]
+        self._is_first = False
+        self.limit.extend_once()
         return peer_infos
 
     def secret(self) -> bytes:
@@ -156,7 +154,7 @@ class Client:
     def _meet(self) -> _Talk:
         if self._talk is None:
             self._talk = self._find()
-            self._first_until = time.monotonic() + self._join(self._talk)
+            self.limit = self._join(self._talk)
         return self._talk
 
     def fault_of_place(self, *, knows_secret: bool = True) -> str:
@@ -204,8 +202,8 @@ class Client:
                 return self._introduce(self._dial())
             except (OSError, _AttemptError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-            if time.monotonic() + pause_s >= self._deadline:
-                raise RendezvousError(self._not_found_text(f"within {self._timeout_s:g} s", reason))
+            if time.monotonic() + pause_s >= self.limit.until:
+                raise RendezvousError(self._not_found_text(f"within {self.limit.timeout_s:g} s", reason))
             self._waiting.say(lambda: self._not_found_text("yet", reason))  # noqa: B023 -- called now
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -228,7 +226,7 @@ class Client:
         return f"{where} (last attempt: {reason}){hint}{who_says_so(self._identity)}"
 
     def _dial(self) -> socket.socket:
-        remaining_s = min(max(self._deadline - time.monotonic(), _FIRST_PAUSE_S), LONGEST_WAIT_S)
+        remaining_s = min(max(self.limit.until - time.monotonic(), _FIRST_PAUSE_S), LONGEST_WAIT_S)
         if isinstance(self._address, TcpAddress):
             sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
             try:
@@ -267,7 +265,7 @@ class Client:
             _AttemptError, OSError: the connection ended before that.
             RendezvousError: rank 0 refuses this rank, or the listener is not rank 0 of this job.
         """
-        line = _Connection(sock, self._deadline, self._say_quiet)
+        line = _Connection(sock, self.limit.until, self._say_quiet)
         try:
             seal = (prove or self._prove)(line)
         except FrameError as error:
@@ -294,8 +292,8 @@ class Client:
             raise RendezvousError(f"{self._address} does not know the job's secret; it is not this job's rank 0")
         return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
 
-    def _join(self, talk: _Talk) -> float:
-        """Join the job at rank 0; return the seconds rank 0 will still wait for ranks."""
+    def _join(self, talk: _Talk) -> TimeLimit:
+        """Join the job at rank 0; return the time for which rank 0 will still wait for ranks."""
         talk.say(
             {
                 "rank": self._identity.rank,
@@ -307,9 +305,10 @@ class Client:
             }
         )
         welcome = talk.hear()["welcome"]
-        self._timeout_s = float(welcome["timeout_s"])
         self._secret = self._secret or bytes.fromhex(welcome.get("secret", ""))
-        return float(welcome["remaining_s"])
+        limit = TimeLimit(float(welcome["timeout_s"]))
+        limit.until = time.monotonic() + float(welcome["remaining_s"])
+        return limit
 
 
 def _nonce_of_greeting(line: _Connection) -> str:

@@ -13,7 +13,34 @@ from itertools import islice
 from multiring._runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
 
 _PARTS_A_CALL = 16
+CONNECT_S = 10.0
 LONGEST_WAIT_S = 1e6  # the longest wait of one system call, whose time-out is a 31-bit number of milliseconds
+
+
+class TimeLimit:
+    """The time-out of `init`, one for all rounds of the rendezvous.
+
+    Args:
+        timeout_s: the time-out in seconds.
+        began: the time, by time.monotonic(), from which it counts. Default: now.
+    """
+
+    def __init__(self, timeout_s: float, began: float | None = None) -> None:
+        now = time.monotonic()
+        self.timeout_s = timeout_s
+        self.until = max(now, (now if began is None else began) + timeout_s)  # by time.monotonic()
+        self._is_extended = False
+
+    def extend_once(self) -> None:
+        """Give ranks that have arrived late, but in time, ten seconds to connect, or the time-out if it is shorter."""
+        if not self._is_extended:
+            self._is_extended = True
+            self.until = max(self.until, time.monotonic() + min(CONNECT_S, self.timeout_s))
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return max(self.until - time.monotonic(), 0.0)
 
 
 class RendezvousLink:

@@ -15,6 +15,7 @@ from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, lis
 from multiring._runtime.bootstrap.handshake import SECRET_BYTES
 from multiring._runtime.bootstrap.identity import Identity, naming
 from multiring._runtime.bootstrap.rendezvous_client import Client
+from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines
 from multiring._settings import Settings
 from multiring._version import VERSION
@@ -153,7 +154,7 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Sequence[Place
         # rank 0 is asked with the secret that it tells, if it tells one.
         secret = bytes.fromhex(told["secret"]) or own_secret
         place = replace(numbers, rendezvous=told["rendezvous"], secret=secret or b"", job=told["job"])
-        client = Client(place, parse_address(place.rendezvous), VERSION, _GREETING_S)
+        client = Client(place, parse_address(place.rendezvous), VERSION, TimeLimit(_GREETING_S))
         return client.fault_of_place(knows_secret=secret is not None)
 
     told = json.loads(fetch(ways, settings.init_timeout_s, _BY_HAND, WaitingLines().say, fault_of))

@@ -33,7 +33,7 @@ from multiring._runtime.bootstrap.handshake import (
 )
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.open_files import make_room_for_files
-from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, RendezvousLink, tell
+from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, RendezvousLink, TimeLimit, tell
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 from multiring.errors import ArgumentError, RendezvousError
 
@@ -53,10 +53,10 @@ _NAMED_RANKS = 16  # error messages list this many ranks and count the others
 class Server:
     """Gathers the ranks' peer infos in each round, and sends all of them to each rank."""
 
-    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
+    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, limit: TimeLimit) -> None:
         self._identity = identity
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self.limit = limit
+        self._deadline = limit.until  # of the round
         self._round = 0
         self._peer_infos: dict[int, bytes] = {}  # JSON text, which rank 0 passes on without parsing it
         self._pending_handshakes: dict[RendezvousLink, None] = {}  # links that are not authenticated yet; oldest first
@@ -80,16 +80,14 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._rests_until: float | None = None  # if set, no connections are accepted: there are too many handshakes
 
-    def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
+    def exchange(self, peer_info: Message) -> list[Message]:
         """Wait for the peer infos of all ranks, then send them to every rank.
 
-        See `Rendezvous.exchange`. The time-out counts from `began`, by time.monotonic(); by default from now.
+        See `Rendezvous.exchange`.
         """
         self._round += 1
         self._take_peer_info(0, peer_info)
-        if self._round > 1:
-            now = time.monotonic()
-            self._deadline = max(now + _LATE_S, (now if began is None else began) + self._timeout_s)
+        self._deadline = self.limit.until if self._round == 1 else max(time.monotonic(), self.limit.until) + _LATE_S
         waiting = WaitingLines()
         while self._trouble is None and len(self._peer_infos) < self._identity.size:
             waiting.say(self._waited_for_text)
@@ -104,9 +102,10 @@ class Server:
         # From here on, rank 0 only writes: a rank with all peer infos may already connect for the next `init`.
         slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
-            self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
+            self._trouble = f"{_ranks_text(slow)} did not take the answer within {self.limit.timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
         peer_infos: list[Message] = decode(payload)["peer_infos"]
+        self.limit.extend_once()
         return peer_infos
 
     def secret(self) -> bytes:
@@ -155,11 +154,11 @@ class Server:
 
     def _missing_text(self) -> str:
         did_not = "arrive at" if self._round == 1 else "answer at"
-        within = f"within {self._timeout_s:g} s ({len(self._peer_infos)} of {self._identity.size} did)"
+        within = f"within {self.limit.timeout_s:g} s ({len(self._peer_infos)} of {self._identity.size} did)"
         return f"{self._absent()} did not {did_not} {self._place} {within}{self._tried()}"
 
     def _waited_for_text(self) -> str:
-        until = f"for at most {self._timeout_s:g} s (MULTIRING_INIT_TIMEOUT_S)"
+        until = f"for at most {self.limit.timeout_s:g} s (MULTIRING_INIT_TIMEOUT_S)"
         return f"{self._absent()} did not come yet to {self._place}, where rank 0 listens {until}{self._tried()}"
 
     def _absent(self) -> str:
@@ -309,7 +308,7 @@ class Server:
                 self._blame(_versions_text(self._versions))
         if link.rank is None:
             self._extras.append(link)
-        welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
+        welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self.limit.timeout_s}
         if not mine.secret:  # without a secret, only ranks of this user on this host are admitted
             welcome["secret"] = self._secret.hex()
         _answer(link, {"welcome": welcome})

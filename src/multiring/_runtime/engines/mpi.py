@@ -26,6 +26,7 @@ _SHORTEST_NS = 20_000
 _LONGEST_NS = 1_000_000
 _SHARE = 8
 _DUPLICATE_PAUSE_S = 0.001
+_END_S = 10.0
 
 
 class _Message(NamedTuple):
@@ -61,14 +62,19 @@ class MpiEngine:
         """Whether the program may call MPI from any thread while this thread also does."""
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
-    def stop(self) -> None:
-        """Wait until the thread has made its last MPI call.
+    def stop(self) -> bool:
+        """Wait until the thread has made its last MPI call, and return whether it has.
 
-        The Context must be closed already.
+        The Context must be closed already. MPI's calls that do not wait may do so all the same, for a peer that is
+        gone. Then the thread is left to itself, and the copy of COMM_WORLD is not used again.
         """
-        self._thread.join()
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            _log.warning("MPI has not returned from a call within %g s; the process ends without MPI_Finalize", _END_S)
+            return False
         if self._is_clean:
             _Copy.communicator = self._communicator
+        return True
 
     def _run(self) -> None:
         moved = time.monotonic_ns()
@@ -179,24 +185,22 @@ class MpiHere:
         """This rank's information for the other ranks."""
         return {"problem": self._problem, "has_copy": _Copy.communicator is not None}
 
-    def start(
-        self, context: Context, rendezvous: Rendezvous, peer_infos: Sequence[dict[str, Any]], timeout_s: float
-    ) -> MpiEngine:
+    def start(self, context: Context, rendezvous: Rendezvous, peer_infos: Sequence[dict[str, Any]]) -> MpiEngine:
         """Start the engine. All ranks must call this method together.
 
         Raises:
             RendezvousError: a rank failed; all ranks raise the same text.
         """
         communicator, _Copy.communicator = _Copy.communicator, None
-        error, began = None, time.monotonic()
+        error = None
         if not all(peer_info["has_copy"] for peer_info in peer_infos):
             try:
-                communicator = self._duplicate(rendezvous, began + timeout_s)
+                communicator = self._duplicate(rendezvous, time.monotonic() + rendezvous.left_s)
             except (self._mpi.Exception, TimeoutError) as failure:
                 error = f"copying MPI's COMM_WORLD failed: {failure}"
             else:
                 error = None if communicator else "it gave up copying MPI's COMM_WORLD because another rank had failed"
-        rendezvous.agree(error, began)
+        rendezvous.agree(error)
         return MpiEngine(self._mpi, communicator, context)
 
     def _duplicate(self, rendezvous: Rendezvous, deadline: float) -> Any:

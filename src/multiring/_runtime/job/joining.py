@@ -53,20 +53,21 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
 
     If rank 0's settings ask for a timeline, it is started.
     """
+    began = time.monotonic()  # the time-out includes the time to find the address
     known = identity or identify(settings, foreign_environment())
     try:
-        return _join_as(known, settings)
+        return _join_as(known, settings, began)
     finally:
         known.stop_telling()  # all ranks have met, or they never will
 
 
-def _join_as(known: Identity, settings: Settings) -> World:
+def _join_as(known: Identity, settings: Settings, began: float) -> World:
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
     news = LauncherNews(known.rank, settings.reports)
     news.tell_joining()
     refuse_small_limits(settings.segment_bytes)
     try:
-        world, timeline = _join(settings, known, news)
+        world, timeline = _join(settings, known, news, began)
     except RendezvousError:
         news.tell_lost(-1)
         raise
@@ -84,9 +85,9 @@ def _join_as(known: Identity, settings: Settings) -> World:
     return world
 
 
-def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[World, dict[str, Any]]:
+def _join(settings: Settings, identity: Identity, news: LauncherNews, began: float) -> tuple[World, dict[str, Any]]:
     # Also returns rank 0's settings for a timeline.
-    with Rendezvous(identity, timeout_s=settings.init_timeout_s) as rendezvous:
+    with Rendezvous(identity, timeout_s=settings.init_timeout_s, began=began) as rendezvous:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = _context(settings, identity, rendezvous.secret(), by_mpi=mpi is not None)
         engine = None
@@ -122,11 +123,9 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
                 if rank != identity.rank
             ]
             near = neighbours(grid, order, identity.rank)
-            rendezvous.agree(*_connect(context, peers, (local_ranks, near), settings.init_timeout_s, rendezvous))
+            rendezvous.agree(_connect(context, peers, (local_ranks, near), rendezvous))
             if mpi is not None and len(hosts) > 1:
-                engine = mpi.start(
-                    context, rendezvous, [peer_info["mpi"] for peer_info in peer_infos], settings.init_timeout_s
-                )
+                engine = mpi.start(context, rendezvous, [peer_info["mpi"] for peer_info in peer_infos])
             _say_how_memory_moves(context, identity.rank, local_ranks)
             context.allow_spin(spin_s := _spin_s([peer_infos[rank]["cores"] for rank in local_ranks]))
         except BaseException:
@@ -212,15 +211,13 @@ def _connect(
     context: Context,
     peers: list[tuple[int, bool, str, list[tuple[str, int]], str]],
     near: tuple[Sequence[int], Sequence[int]],
-    timeout_s: float,
     rendezvous: Rendezvous,
-) -> tuple[str | None, float]:
-    """Connect to the ranks in `near`: this host's ranks and the neighbours.
+) -> str | None:
+    """Connect to the ranks in `near`, which are this host's ranks and the neighbours.
 
     Returns:
-        The error's text, or None on success; and the time, by time.monotonic(), at which the connecting began.
+        The error's text, or None on success.
     """
-    began = time.monotonic()
     places = reach.places_text(peers)
     waiting = WaitingLines()
 
@@ -229,11 +226,11 @@ def _connect(
         return rendezvous.disturbed()
 
     try:
-        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, disturbed):
-            return None, began
+        if context.connect(peers, list(near[0]), list(near[1]), rendezvous.left_s, disturbed):
+            return None
     except (OSError, RuntimeError) as failure:
-        return f"{type(failure).__name__}: {failure}{places}", began
-    return "it gave up connecting because another rank had failed", began
+        return f"{type(failure).__name__}: {failure}{places}"
+    return "it gave up connecting because another rank had failed"
 
 
 def _spin_s(cores: Sequence[Sequence[int]]) -> float:

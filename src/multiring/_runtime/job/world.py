@@ -180,9 +180,8 @@ class World:
             self.context.close(0.5, announce)
             if self.control is not None:
                 self.control.stop()
-            if self.engine is not None:
-                self.engine.stop()
-            if not announce or self.context.has_failed():
+            has_ended = self.engine is None or self.engine.stop()
+            if not has_ended or not announce or self.context.has_failed():
                 end_despite_mpi()
 
 

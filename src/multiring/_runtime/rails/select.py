@@ -20,6 +20,7 @@ from multiring.errors import LaunchError
 
 _log = logging.getLogger("multiring")
 _LOOK_S = 1.0
+_END_S = 5.0
 # A rail's speed is computed over stretches in which it was busy for this long. A rail counts as slow if it carried less
 # than half of its share in several stretches in a row. Token buckets, TCP slow start, a stopped host or other jobs can
 # slow down a sound rail this much for a while.
@@ -232,7 +233,7 @@ class RailWatch:
     def stop(self) -> None:
         """Log the last news and end the thread. Call it before the context is closed."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_END_S)  # a logging handler of the program may wait for a full pipe
 
     def look(self) -> None:
         """Check the rails once."""
