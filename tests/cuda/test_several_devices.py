@@ -1,6 +1,7 @@
 """Parameters on several devices of one process train as on the host: random models, optimizers and ways of clipping."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from tests.standin.torch_devices import CYCLES_PER_US
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.device_training import HOST, ROWS, join
 from tests.support.ranks import Here
@@ -16,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 import multiring_torch
+from multiring._frontend import follow_ups
+from multiring._runtime.engines.nccl_communicator import NcclCommunicator
+from multiring.torch.collectives import by_nccl
 
 STEPS = 8
 WIDTHS = (3, 8, 17)
@@ -112,3 +117,52 @@ def share(here: Here, place: str) -> None:
 
 def test_the_hook(tmp_path: Path) -> None:
     run_cuda(share, str(tmp_path / "meet"), devices=2)
+
+
+# ---- all-reduces of a tensor on another device than NCCL's ----
+
+
+def reduce_elsewhere(here: Here) -> Counter[str]:
+    """Reduce tensors of NCCL's device, and on the last rank of another one; return what NCCL was asked to do."""
+    by_nccl.LEAST_BYTES = 0
+    follow_ups.BEHIND, follow_ups.EQUAL = 4, 2
+    mt.init()
+    own, other = (torch.device("cuda", (here.rank + each) % here.size) for each in range(2))
+    while set(mt.allgather_object(mt.device_path())) == {"undecided"}:
+        mt.allreduce(torch.ones(2, device=own))
+    for _ in range(10):  # until the ranks expect that all can use NCCL
+        mt.allreduce(torch.ones(2, device=own))
+    place = other if here.rank == here.size - 1 else own
+    total, found = sum(range(1, here.size + 1)), Counter[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("put", "abort"):
+            patch.setattr(NcclCommunicator, name, counting(found, name, getattr(NcclCommunicator, name)))
+        for number in range(6):
+            torch.cuda._sleep(2000 * CYCLES_PER_US)  # on the current device, which is `own`
+            with torch.cuda.device(place):
+                torch.cuda._sleep(2000 * CYCLES_PER_US)
+                x = torch.full((1000,), float(number), device=place) + (here.rank + 1)
+                handle = mt.allreduce_async(x, op="sum")
+                more = mt.grouped_allreduce_async([x * 2, torch.full((7,), 1.0, device=own)], op="sum")
+                del x
+                mt.allreduce_(changed := torch.full((10,), 1.0 + here.rank, device=place), op="sum")
+                first, (second, third) = mt.synchronize(handle), mt.synchronize(more)
+                assert [each.device for each in (first, second, third)] == [place, place, own]
+                wanted = float(here.size * number + total)
+                assert (first + 1).eq(wanted + 1).all()
+                assert (second + 1).eq(2 * wanted + 1).all()
+                assert third.eq(float(here.size)).all()
+                assert changed.eq(float(total)).all()
+    return found
+
+
+def counting(found: Counter[str], name: str, call: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
+        found[name] += 1
+        return call(*arguments)
+
+    return counted
+
+
+def test_a_tensor_of_another_device_goes_through_nccl() -> None:
+    assert run_cuda(reduce_elsewhere, devices=2) == [Counter(put=18)] * 2

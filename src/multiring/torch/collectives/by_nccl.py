@@ -77,12 +77,12 @@ class SetPath:
             target=_decide, args=(self._choice, self._decided, over, device), name="multiring device path", daemon=True
         ).start()
 
-    def ready_for(self, tensors: Sequence[Tensor]) -> DevicePath | None:
-        """Return the way by NCCL if the ranks have agreed on it, and it serves the device of all `tensors`."""
+    def ready(self) -> tuple[DevicePath, torch.device] | None:
+        """Return the way by NCCL, and the device on which it reduces, if the ranks have agreed on it."""
         if not self._decided.done() or self._decided.exception() is not None:
             return None
-        path = self._decided.result()
-        return path if path.uses_nccl and all(tensor.device == self._device for tensor in tensors) else None
+        path, device = self._decided.result(), self._device
+        return (path, device) if path.uses_nccl and device is not None else None
 
     @property
     def is_impossible(self) -> bool:
@@ -233,8 +233,10 @@ class _Reduction:
         self._sources: Sequence[Tensor] = ()  # what the buffer has a copy of, until NCCL's result is certain
         self._ahead: Any = None  # NCCL's operation that started before the agreement; an error if it could not
         self._is_direct = self._is_ahead = False  # what the ranks expected when it was posted
-        self._path = self._set_path.ready_for(tensors)
-        if self._path is not None:
+        self._path = None
+        if (ready := self._set_path.ready()) is not None:
+            # Tensors of another device are copied to this one. Staging them would end NCCL's operations on all ranks.
+            self._path, self._device = ready
             self._copy_on_device(tensors)
         if self._buffer is None:
             self._path = None
@@ -391,7 +393,10 @@ class _Reduction:
             if isinstance(place, Tensor):
                 with torch.inference_mode(place.is_inference()):
                     place.detach().copy_(each)
-        return [place if isinstance(place, Tensor) else each for place, each in zip(places, found, strict=True)]
+        return [
+            place if isinstance(place, Tensor) else each.to(place, non_blocking=True)
+            for place, each in zip(places, found, strict=True)
+        ]
 
     def _order(self, begun: Any) -> None:
         """Make the caller's current stream wait for NCCL, and keep the buffer for it."""
