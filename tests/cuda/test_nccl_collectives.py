@@ -345,7 +345,7 @@ def stage(here: Here, patch: Patch, first: int) -> None:
     patch.setattr(torch, "_foreach_copy_", late_copy)
     patch.setattr(DeviceStaging, "all_to_host", slow_to_host)
     if here.rank >= first:
-        patch.setattr(by_nccl.SetPath, "ready_for", lambda _self, _tensors: None)
+        patch.setattr(by_nccl.SetPath, "ready", lambda _self: None)
 
 
 # For each mutant: the first rank that refuses NCCL, and what leaves the ordering out.
