@@ -1,4 +1,8 @@
-"""A classifier of clips: features of each frame, then convolutions over time and place.
+"""A classifier of clips: what changes in the features of each frame, then convolutions over time and place.
+
+The mean of a clip's features over its frames is subtracted. It is mostly the background, which tells the training's
+clips apart, so that a network learns them by heart and no motion. What does not change in a clip is left to the
+classifiers of pictures.
 
 The convolutions see three frames at a time, so the order of the frames counts. A mean of single frames would not know
 it.
@@ -37,5 +41,6 @@ class ClipClassifier(nn.Module):
         frames = x.shape[1]
         features = self.encoder(x.flatten(0, 1))[_STAGE]
         clips = features.unflatten(0, (-1, frames)).transpose(1, 2)
-        logits: Tensor = self.head(self.over_time(clips).mean((2, 3, 4)))
+        changes = clips - clips.mean(2, keepdim=True)
+        logits: Tensor = self.head(self.over_time(changes).mean((2, 3, 4)))
         return logits

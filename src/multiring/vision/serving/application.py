@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -157,10 +158,11 @@ class InferenceServer:
                 self._require_host(request)
                 if not is_open and self._tokens is not None:
                     self._require_token(request)
-                response = await asyncio.wait_for(handler(request), self._limits.time_s)
+                with anyio.fail_after(self._limits.time_s):
+                    response = await handler(request)
             except RequestError as error:
                 response = await self._refusal(request, error)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 text = f"the answer took longer than {self._limits.time_s:g} s: try again later"
                 late = RequestError(UNAVAILABLE, text, retry_after_s=self._retry_after())
                 response = await self._refusal(request, late)

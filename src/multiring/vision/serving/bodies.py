@@ -1,10 +1,11 @@
 """Read the body of a request within limits: the bytes, unpacked, and the files of a form."""
 
-import asyncio
 import time
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
+import anyio
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -37,46 +38,33 @@ async def read_body(request: Request, limit: int, held: HeldBytes, deadline: flo
         raise RequestError(TOO_LARGE, f"a body of {declared[:20]} bytes: want at most {limit}")
     chunks: list[bytes] = []
     size = 0
-    stream = request.stream()
-    while True:
-        try:
-            chunk = await asyncio.wait_for(anext_of(stream), max(0.001, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            raise RequestError(TIMED_OUT, f"the body did not come in time: {size} bytes came") from None
-        except ClientDisconnect:
-            raise RequestError(BAD_REQUEST, "the client closed the connection within the body") from None
-        if chunk is None:
-            break
-        size += len(chunk)
-        if size > limit:
-            raise RequestError(TOO_LARGE, f"a body of more than {limit} bytes: want at most so many")
-        held.add(len(chunk))
-        chunks.append(chunk)
+    try:
+        # A scope of anyio needs no task of its own, which asyncio.wait_for would make for each chunk.
+        with anyio.fail_after(max(0.001, deadline - time.monotonic())):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise RequestError(TOO_LARGE, f"a body of more than {limit} bytes: want at most so many")
+                held.add(len(chunk))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestError(TIMED_OUT, f"the body did not come in time: {size} bytes came") from None
+    except ClientDisconnect:
+        raise RequestError(BAD_REQUEST, "the client closed the connection within the body") from None
     body = b"".join(chunks)
     if encoding == "identity":
         return body
     return _unpacked(body, encoding, limit, held)
 
 
-async def anext_of(stream: AsyncIterator[bytes]) -> bytes | None:
-    """Return the next chunk, or None at the end."""
-    async for chunk in stream:
-        return chunk
-    return None
-
-
 async def discard_body(request: Request) -> None:
     """Read and drop the rest of a refused request's body: a client that still sends must see the answer."""
-    deadline, size = time.monotonic() + _DISCARDED_S, 0
-    stream = request.stream()
-    try:
-        while size < _DISCARDED_BYTES:
-            chunk = await asyncio.wait_for(anext_of(stream), max(0.001, deadline - time.monotonic()))
-            if chunk is None:
-                return
+    size = 0
+    with suppress(ClientDisconnect, RuntimeError), anyio.move_on_after(_DISCARDED_S):  # RuntimeError: it was read before
+        async for chunk in request.stream():
             size += len(chunk)
-    except (asyncio.TimeoutError, ClientDisconnect, RuntimeError):  # RuntimeError: the stream was read to its end
-        return
+            if size >= _DISCARDED_BYTES:
+                return
 
 
 def _unpacked(body: bytes, encoding: str, limit: int, held: HeldBytes) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -15,6 +15,7 @@ from multiring.vision.serving.limits import ServerLimits
 
 _DRAIN_S = 1.0  # clients of idle connections hear within this time that they are closed
 _LONGEST_HEADER = 1 << 15
+_JOINED = 1 << 16  # bytes; larger bodies are not copied
 
 
 class DrainingServer(uvicorn.Server):
@@ -45,6 +46,45 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class JoinedWrites:
+    """A transport that sends what is written in one round of the event loop together.
+
+    uvicorn writes the header and the body of an answer one after the other. Each write is a system call and wakes the
+    client, which is a good part of the cost of a small answer.
+
+    Args:
+        transport: of the connection.
+        loop: the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._kept: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, in the next round of the event loop at the latest."""
+        if not data:
+            return
+        if not self._kept:
+            self._loop.call_soon(self._flush)
+        self._kept.append(data)
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        kept, self._kept = self._kept, []
+        if sum(map(len, kept)) <= _JOINED:
+            kept = [b"".join(kept)]
+        for each in kept:
+            self._transport.write(each)
+
+
 class BoundedProtocol(H11Protocol):
     """HTTP whose header must come in time, on a bounded number of connections."""
 
@@ -57,6 +97,7 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) > self.limits.connections:
             transport.abort()
             return
+        self.transport = cast("asyncio.Transport", JoinedWrites(transport, self.loop))
         self._timer = self.loop.call_later(self.limits.header_s, self._close_if_idle, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
