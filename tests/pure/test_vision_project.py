@@ -237,7 +237,7 @@ def test_groups_and_frames(project: VisionProject) -> None:
 def test_folders_that_are_no_project(project: VisionProject, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"labels\.sqlite' is there already"):
         VisionProject.create(project.folder)
-    with pytest.raises(DataError, match="is no vision project"):
+    with pytest.raises(DataError, match=r"is no vision project: .*`multiring vision label"):
         VisionProject.open(tmp_path)
     assert VisionProject.is_project(project.folder)
     assert not VisionProject.is_project(tmp_path)

@@ -78,7 +78,9 @@ def _export_model(arguments: argparse.Namespace) -> int:
         show(json.dumps({"file": str(place), **asdict(made)}, ensure_ascii=False))
         return 0
     compared = f"{counted(figures['pictures'], 'picture')} of the part {figures['part']}"
-    metrics = f"metric {figures['metric_of_export']:.2f} %, of the model {figures['metric_of_model']:.2f} %"
+    metrics = (
+        f"{figures['metric']} {figures['metric_of_export']:.2f} %, of the model {figures['metric_of_model']:.2f} %"
+    )
     show(f"{compared}: {figures['equal_answers']:.2%} of the answers equal, {metrics}: {place}")
     return 0
 

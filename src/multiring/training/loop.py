@@ -132,6 +132,7 @@ class TrainingRun:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 options_file.write(self.options, self.folder)
                 discard_metrics_after(self.progress.step, self.folder / METRICS)
+                (self.folder / METRICS).touch()  # the report reads it, also of a run too short to log a step
         if self.device.type == "cpu":  # by the host's clock, which does not see a GPU's work
             self._report = _report_of_peak(self.task, self.model, self.options)
             self._balance = mt.measure_bottleneck(self.loader)

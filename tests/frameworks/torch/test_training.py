@@ -91,6 +91,17 @@ def test_a_training_goes_on_on_other_ranks_as_one_process_trains(tmp_path: Path)
     assert "2 ranks failed" in str(caught.value)
 
 
+def test_a_run_too_short_to_log_a_step_has_a_report(tmp_path: Path) -> None:
+    options = {**COMMON, "run": str(tmp_path / "run"), "log_every": 1000, "plain": True, "device": "cpu", "epochs": 1}
+    task = Line()
+    task.evaluations = {}
+    run = TrainingRun(task, TrainingOptions(**options))
+    run.train()
+    run.write_report()
+    assert logged(run.folder) == []
+    assert "<h2>Options</h2>" in (run.folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_wrong_answers_of_a_task_are_named(tmp_path: Path) -> None:
     options = TrainingOptions(run=str(tmp_path / "run"), plain=True, device="cpu", **COMMON)
     with pytest.raises(ArgumentError, match=r"losses of shape \(\) for 4 samples: want one loss for each, \(4,\)"):

@@ -24,6 +24,7 @@ from multiring.vision import (
     read_split,
     run_lengths_of,
 )
+from multiring.vision.exporting.runs import export_run
 from multiring.vision.fitting.augmentation import UNCHANGED
 from multiring.vision.fitting.detect_task import BINS, average_precision, overlaps
 from multiring.vision.fitting.samples import PictureSamples, SampleOptions, read_sample
@@ -120,6 +121,13 @@ def test_the_report_is_one_file_with_pictures(tmp_path: Path, kind: str, capsys:
         heat = heat_map(load_model(place), read_picture(folder / "000.png").pixels)
         assert heat.shape == read_picture(folder / "000.png").pixels.shape[:2]
         assert 0 <= heat.min() < heat.max() <= 1
+    if kind != "classify":  # an export is compared by the metric of the scores
+        with VisionProject.open(folder) as project:
+            parity = export_run(project, "one").parity
+        figures = json.loads((place / "eval-val.json").read_text(encoding="utf-8"))["figures"]
+        assert parity["metric"] == {"detect": "mAP", "segment": "mean IoU"}[kind]
+        assert parity["metric_of_model"] == pytest.approx(figures[parity["metric"]])
+        assert parity["metric_of_export"] == pytest.approx(figures[parity["metric"]], abs=0.1)
 
 
 def test_boxes_that_are_right_score_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,68 +1,58 @@
-"""Compare an exported model's answers with the trained model's, picture by picture, and both with the labels."""
+"""Compare an exported model's answers with the trained model's, picture by picture, and their metrics."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from multiring.errors import DataError
-from multiring.vision.labels import Box, Label, Mask
+from multiring.vision.labels import Box, Mask
 from multiring.vision.models.answers import Prediction
 
 MOST_POINTS, LEAST_EQUAL, MOST_DIFFERENCE = 0.1, 0.999, 1e-3
 _SAME_BOX = 0.95  # the overlap of two boxes that are one answer
 
-Score = Callable[[Sequence[tuple[Label, ...]], Sequence[Prediction]], float]
-
 
 @dataclass(kw_only=True)
 class AnswerComparison:
-    """Collects the answers of two models for labelled pictures.
+    """Counts the equal answers of two models.
 
     Attributes:
-        truths: each picture's labels.
-        expected: the trained model's answers.
-        found: the exported model's answers.
+        pictures: the pictures that were added.
         largest_difference: the largest difference of a probability; 0 for kinds without probabilities.
     """
 
-    truths: list[tuple[Label, ...]] = field(default_factory=list)
-    expected: list[Prediction] = field(default_factory=list)
-    found: list[Prediction] = field(default_factory=list)
+    pictures: int = 0
     largest_difference: float = 0.0
     _equal: float = 0.0
     _compared: float = 0.0
     _first: str = ""
 
-    def add(self, what: str, truth: tuple[Label, ...], expected: Prediction, found: Prediction) -> None:
+    def add(self, what: str, expected: Prediction, found: Prediction) -> None:
         """Add a picture.
 
         Args:
             what: the picture's path for error messages.
-            truth: its labels.
             expected: the trained model's answer.
             found: the exported model's answer.
         """
-        self.truths.append(truth)
-        self.expected.append(expected)
-        self.found.append(found)
+        self.pictures += 1
         equal, compared = _equal_answers(expected, found)
         self._equal += equal
         self._compared += compared
         if equal < compared and not self._first:
             self._first = f"{what}: {_told(found)} in place of {_told(expected)}"
 
-    def figures(self, score: Score) -> dict[str, float]:
+    def figures(self, of_model: float, of_export: float) -> dict[str, float]:
         """Return the figures for the JSON file.
 
         Args:
-            score: returns the metric in percent from labels and answers.
+            of_model: the trained model's metric in percent.
+            of_export: the exported model's.
 
         Raises:
             DataError: the metrics differ by more than 0.1 points, fewer than 99.9 % of the answers are equal, or a
                 probability differs by more than 0.001.
         """
-        of_model, of_export = score(self.truths, self.expected), score(self.truths, self.found)
         equal = self._equal / self._compared if self._compared else 1.0
         problems = []
         if not abs(of_model - of_export) <= MOST_POINTS:
@@ -73,12 +63,12 @@ class AnswerComparison:
             problems.append(f"a probability differs by {self.largest_difference:.2g}")
         if problems:
             raise DataError(
-                f"the exported model does not answer as the trained one on {len(self.truths)} pictures: "
+                f"the exported model does not answer as the trained one on {self.pictures} pictures: "
                 f"{'; '.join(problems)}. Want at most {MOST_POINTS} points, at least {LEAST_EQUAL:.1%} and at most "
                 f"{MOST_DIFFERENCE:g}; no file was written"
             )
         return {
-            "pictures": len(self.truths),
+            "pictures": self.pictures,
             "metric_of_model": of_model,
             "metric_of_export": of_export,
             "equal_answers": equal,

@@ -27,12 +27,12 @@ from multiring.vision.fitting.classify_task import ACCURACY
 from multiring.vision.fitting.fit_options import VisionOptions
 from multiring.vision.fitting.samples import read_pixels
 from multiring.vision.fitting.targets import LabelledParts, LabelledSample, labelled_parts
-from multiring.vision.labels import Label
-from multiring.vision.models.answers import Prediction, predictions_of
+from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, load_model
 from multiring.vision.pictures import Pixels
 from multiring.vision.project.folder import VisionProject
+from multiring.vision.scoring.answer_metrics import metric_for, one_answer
 
 GRAPH = "model.onnx"
 _DYNAMIC = {"classify": (0, 1, 2), "detect": (0, 1, 2), "segment": (0, 1, 2)}
@@ -83,24 +83,23 @@ def export_run(project: VisionProject, run: str, *, path: Path | None = None, pa
         classes=description.classes,
         description=json.loads(description.to_json()),
     )
-    comparison = _compared(model, ExportedSession(graph, made), data, data.parts[part])
-    figures = comparison.figures(accuracy)
+    comparison = _RunComparison(model, ExportedSession(graph, made))
+    _compare_all(comparison, data, data.parts[part])
+    figures = comparison.figures()
     told = _of_training(project, folder, description, part, data.split)
     _require_trained_metric(figures, told)
     left_out = dict(sorted(data.left_out.items()))
-    parity = {"part": part, **figures, **told, "labels": data.labels_digest, "left_out": left_out}
+    parity = {
+        "part": part,
+        "metric": comparison.of_model.name,
+        **figures,
+        **told,
+        "labels": data.labels_digest,
+        "left_out": left_out,
+    }
     made = replace(made, parity=parity)
     write_exported(place, graph, made)
     return made
-
-
-def accuracy(truths: Sequence[tuple[Label, ...]], answers: Sequence[Prediction]) -> float:
-    """Return the share, in percent, of pictures whose classes are those of the labels."""
-    right = [
-        {each.class_name for each in truth} == {each.class_name for each in answer.labels}
-        for truth, answer in zip(truths, answers, strict=True)
-    ]
-    return 100.0 * sum(right) / len(right)
 
 
 def _labelled(project: VisionProject, description: ModelDescription, part: str) -> LabelledParts:
@@ -116,7 +115,12 @@ def _labelled(project: VisionProject, description: ModelDescription, part: str) 
             f"split {split.name!r} has no pictures in the part {part!r}, only in {', '.join(split.parts)}: the "
             "exported model is compared on one of them"
         )
-    return labelled_parts(project, split, description.kind, [part])
+    data = labelled_parts(project, split, description.kind, [part])
+    if unknown := sorted(set(data.classes) - set(description.classes)):
+        raise DataError(
+            f"class {unknown[0]!r} is in part {part!r}, but the model was not trained on it: train another model"
+        )
+    return data
 
 
 def _of_training(
@@ -156,54 +160,60 @@ def _require_trained_metric(figures: Mapping[str, float], told: Mapping[str, Any
         )
 
 
-def _compared(
-    model: VisionModel, session: ExportedSession, data: LabelledParts, samples: Sequence[LabelledSample]
-) -> AnswerComparison:
+class _RunComparison:
+    """Compares a trained model with its exported file, and has the metric of each."""
+
+    def __init__(self, model: VisionModel, session: ExportedSession) -> None:
+        self._model, self._session = model, session
+        self._described = description_of(session.model, "the exported model")
+        self._answers = AnswerComparison()
+        self.of_model, self._of_export = metric_for(model.description), metric_for(model.description)
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures for the JSON file, or raise a DataError as `AnswerComparison.figures` does."""
+        return self._answers.figures(self.of_model.value(), self._of_export.value())
+
+    def add(self, same: Sequence[_Waiting]) -> None:
+        """Add pictures of one size. The trained model gets each alone, the exported one gets them together."""
+        arrays = self._session.run({"pixels": np.stack([pixels for _, pixels in same])})
+        for number, ((sample, pixels), found) in enumerate(
+            zip(same, predictions_of(self._described, arrays), strict=True)
+        ):
+            with torch.no_grad():
+                answers = {name: each.numpy() for name, each in self._model(torch.from_numpy(pixels[None])).items()}
+            [expected] = predictions_of(self._model.description, answers)
+            if "probabilities" in answers:
+                difference = float(np.abs(answers["probabilities"][0] - arrays["probabilities"][number]).max())
+                self._answers.largest_difference = max(self._answers.largest_difference, difference)
+            self.of_model.add(sample, answers)
+            self._of_export.add(sample, one_answer(arrays, number))
+            self._answers.add(sample.path, expected, found)
+
+
+def _compare_all(comparison: _RunComparison, data: LabelledParts, samples: Sequence[LabelledSample]) -> None:
     """Compare the answers for all pictures.
 
-    The trained model gets each picture alone, as it is read. The exported one gets the first ones alone, and then
-    pictures of one size together, as a server does.
+    The exported model gets the first ones alone, and then pictures of one size together, as a server does.
     """
-    comparison = AnswerComparison()
     waiting: dict[tuple[int, ...], list[_Waiting]] = {}
     for number, sample in enumerate(samples):
         pixels = read_pixels(data.folder, sample.path, sample.digest)
         if number < _ALONE:
-            _compare(comparison, model, session, [(sample, pixels)])
+            comparison.add([(sample, pixels)])
             continue
         same = waiting.setdefault(pixels.shape, [])
         same.append((sample, pixels))
         if len(same) == _BATCH:
-            _compare(comparison, model, session, waiting.pop(pixels.shape))
+            comparison.add(waiting.pop(pixels.shape))
         while sum(map(_size, waiting.values())) > _WAITING_PIXELS:
-            largest = max(waiting, key=lambda shape: _size(waiting[shape]))
-            _compare(comparison, model, session, waiting.pop(largest))
+            comparison.add(waiting.pop(max(waiting, key=lambda shape: _size(waiting[shape]))))
     for same in waiting.values():
-        _compare(comparison, model, session, same)
-    return comparison
+        comparison.add(same)
 
 
 def _size(same: Sequence[_Waiting]) -> int:
     """Return how many pixels wait in a list of pictures of one size."""
     return sum(pixels.size // 3 for _, pixels in same)
-
-
-def _compare(
-    comparison: AnswerComparison,
-    model: VisionModel,
-    session: ExportedSession,
-    same: Sequence[_Waiting],
-) -> None:
-    arrays = session.run({"pixels": np.stack([pixels for _, pixels in same])})
-    described = description_of(session.model, "the exported model")
-    for number, ((sample, pixels), found) in enumerate(zip(same, predictions_of(described, arrays), strict=True)):
-        with torch.no_grad():
-            answers = {name: each.numpy() for name, each in model(torch.from_numpy(pixels[None])).items()}
-        [expected] = predictions_of(model.description, answers)
-        if "probabilities" in answers:
-            difference = float(np.abs(answers["probabilities"][0] - arrays["probabilities"][number]).max())
-            comparison.largest_difference = max(comparison.largest_difference, difference)
-        comparison.add(sample.path, sample.labels, expected, found)
 
 
 def _sample() -> torch.Tensor:

@@ -23,7 +23,7 @@ BINS = 100  # of scores, for the precision over scores
 IOU = 0.5  # of a found box with a true one
 _CORE = 0.54  # of a box's side: where its sides are learnt (TTFNet's alpha)
 _LEAST_VISIBLE = 0.3  # of a box that a window cuts off; a smaller rest is no object
-_BOX_WEIGHT = 2.0  # of the boxes' loss against the centres'
+_BOX_WEIGHT = 5.0  # of the boxes' loss against the centres', as TTFNet has it
 
 
 class DetectTask(TrainingTask):

@@ -73,7 +73,10 @@ def open_database(path: Path) -> sqlite3.Connection:
         DataError: the file is missing, damaged, not multiring's, or of a newer multiring.
     """
     if not path.is_file():
-        raise DataError(f"{str(path.parent)!r} is no vision project: want a folder with {path.name}; create one there")
+        raise DataError(
+            f"{str(path.parent)!r} is no vision project: want a folder with {path.name}. Make it one with "
+            f"`multiring vision label {path.parent}`, or with `multiring vision import` if there are labels in a file"
+        )
     database = _connected(path)
     try:
         _require_ours(path, database)

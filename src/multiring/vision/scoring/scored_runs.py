@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from multiring._replacing import replace_file
-from multiring.data.readers.limits import library
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.checks.split_files import read_split
 from multiring.vision.fitting.detect_task import overlaps
 from multiring.vision.fitting.samples import read_sample
-from multiring.vision.fitting.segment_task import UNKNOWN, classes_of_pixels, overlap_scores
+from multiring.vision.fitting.segment_task import classes_of_pixels
 from multiring.vision.fitting.targets import LabelledParts, LabelledSample, labelled_parts
 from multiring.vision.labels import Mask
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import VisionModel, load_model
 from multiring.vision.project.folder import VisionProject
+from multiring.vision.scoring.answer_metrics import BoxMetric, PixelMetric
 from multiring.vision.scoring.figures import by_group, calibration, precision_recall
 
 NOTHING_NAME = "nothing"
@@ -212,44 +212,13 @@ def _score_classes(model: VisionModel, data: LabelledParts, samples: Sequence[La
 
 def _score_boxes(model: VisionModel, data: LabelledParts, samples: Sequence[LabelledSample]) -> dict[str, Any]:
     described = model.description
-    images: list[dict[str, Any]] = []
-    truths: list[dict[str, Any]] = []
-    found: list[dict[str, Any]] = []
+    metric = BoxMetric(described)
     scored = []
-    for number, sample in enumerate(samples, 1):
+    for sample in samples:
         answers = answers_for(model, data.folder, sample)
-        images.append({"id": number, "width": sample.width, "height": sample.height})
-        for label in sample.labels:
-            bounds = label.bounds()
-            if bounds is None:
-                continue
-            box = [*bounds[:2], bounds[2] - bounds[0], bounds[3] - bounds[1]]
-            crowd = isinstance(label, Mask) and label.is_crowd
-            truths.append(
-                {
-                    "id": len(truths) + 1,
-                    "image_id": number,
-                    "category_id": described.classes.index(label.class_name) + 1,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": int(crowd),
-                }
-            )
-        rows = zip(
-            answers["boxes"][0].tolist(), answers["scores"][0].tolist(), answers["classes"][0].tolist(), strict=True
-        )
-        found += [
-            {
-                "image_id": number,
-                "category_id": one + 1,
-                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
-                "score": score,
-            }
-            for box, score, one in rows
-            if score > 0
-        ]
+        metric.add(sample, answers)
         scored.append(_boxes_of_sample(sample, predictions_of(described, answers)[0].labels))
-    figures, by_class, curves = _coco(described.classes, images, truths, found)
+    figures, by_class, curves = metric.figures()
     return {
         "classes": described.classes,
         "figures": figures,
@@ -286,50 +255,20 @@ def _boxes_of_sample(sample: LabelledSample, labels: Sequence[Any]) -> SampleSco
     )
 
 
-def _coco(
-    classes: Sequence[str], images: list[dict[str, Any]], truths: list[dict[str, Any]], found: list[dict[str, Any]]
-) -> tuple[dict[str, float], dict[str, dict[str, float]], dict[str, list[tuple[float, float]]]]:
-    """Return COCO's figures of boxes in percent, those of each class, and the classes' curves at an IoU of 0.5."""
-    coco = library("faster_coco_eval", "vision")
-    known = {"categories": [{"id": n, "name": name} for n, name in enumerate(classes, 1)]}
-    truth = coco.COCO({"images": images, "annotations": truths, **known})
-    if not found or not truths:
-        none = {"mAP": 0.0, "mAP50": 0.0, "mAP75": 0.0}
-        return none, {}, {}
-    judge = coco.COCOeval_faster(truth, truth.loadRes(found), iouType="bbox")
-    judge.evaluate()
-    judge.accumulate()
-    # (IoU thresholds, recalls, classes, areas, most boxes); -1 where a class has no object
-    precision = np.asarray(judge.eval["precision"])[:, :, :, 0, -1]
-    steps = np.linspace(0, 1, precision.shape[1]).tolist()
-    by_class, curves = {}, {}
-    for number, name in enumerate(classes):
-        rows = precision[:, :, number]
-        if (rows > -1).any():
-            by_class[name] = {"AP": 100 * float(rows.mean()), "AP50": 100 * float(rows[0].mean())}
-            curves[name] = list(zip(steps, rows[0].tolist(), strict=True))
-    there = precision[:, :, [classes.index(name) for name in by_class]]
-    figures = {"mAP50": there[0].mean(), "mAP": there.mean(), "mAP75": there[5].mean()}
-    return {name: 100 * float(each) for name, each in figures.items()}, by_class, curves
-
-
 def _score_pixels(model: VisionModel, data: LabelledParts, samples: Sequence[LabelledSample]) -> dict[str, Any]:
     described = model.description
-    count = 1 + len(described.classes)
-    confusion = np.zeros((count, count), np.int64)
+    metric = PixelMetric(described)
     scored = []
     for sample in samples:
-        guess = answers_for(model, data.folder, sample)["classes"][0]
+        answers = answers_for(model, data.folder, sample)
+        own = metric.add(sample, answers)
         truth = classes_of_pixels(sample.labels, described.classes, sample.width, sample.height)
-        known = truth != UNKNOWN
-        pairs = truth[known].astype(np.int64) * count + guess[known]
-        own = np.bincount(pairs, minlength=count**2).reshape(count, count)
-        confusion += own
         either = own.sum(0) + own.sum(1) - own.diagonal()
-        score = float((own.diagonal()[either > 0] / either[either > 0]).mean()) if known.any() else 1.0
+        score = float((own.diagonal()[either > 0] / either[either > 0]).mean()) if own.any() else 1.0
         names = (NOTHING_NAME, *described.classes)
         shown = [
-            ", ".join(names[n] for n in np.unique(each) if 0 < n < count) or NOTHING_NAME for each in (truth, guess)
+            ", ".join(names[n] for n in np.unique(each) if 0 < n < len(names)) or NOTHING_NAME
+            for each in (truth, answers["classes"][0])
         ]
         scored.append(
             SampleScore(
@@ -341,8 +280,8 @@ def _score_pixels(model: VisionModel, data: LabelledParts, samples: Sequence[Lab
                 answer=shown[1],
             )
         )
-    found = overlap_scores(confusion, described.classes)
-    figures = {"mean IoU": found.pop("mean IoU"), "pixels right": 100 * float(confusion.trace() / confusion.sum())}
+    found, confusion = metric.by_name(), metric.confusion
+    figures = {metric.name: found.pop(metric.name), "pixels right": 100 * float(confusion.trace() / confusion.sum())}
     return {
         "classes": (NOTHING_NAME, *described.classes),
         "figures": figures,

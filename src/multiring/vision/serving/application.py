@@ -312,7 +312,7 @@ class InferenceServer:
     async def _body(self, request: Request, held: HeldBytes) -> bytes:
         # The body gets most of the time, so that its own error comes before that of the whole request.
         deadline = time.monotonic() + 0.9 * self._limits.time_s
-        return await read_body(request, self._limits.body_bytes, held, deadline)
+        return await read_body(request, self._limits.body_bytes, held, deadline, self._decoders)
 
     def _tensor_limits(self, model: ServedModel) -> TensorLimits:
         values = 3 * self._limits.pixels

@@ -1,8 +1,10 @@
 """Read the body of a request within limits: the bytes, unpacked, and the files of a form."""
 
+import asyncio
 import time
 import zlib
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from contextlib import suppress
 
 import anyio
@@ -17,7 +19,7 @@ _ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's names for the two formats
 _DISCARDED_BYTES, _DISCARDED_S = 1 << 26, 5.0
 
 
-async def read_body(request: Request, limit: int, held: HeldBytes, deadline: float) -> bytes:
+async def read_body(request: Request, limit: int, held: HeldBytes, deadline: float, unpackers: Executor) -> bytes:
     """Return the body, unpacked if it has a Content-Encoding.
 
     Args:
@@ -25,6 +27,7 @@ async def read_body(request: Request, limit: int, held: HeldBytes, deadline: flo
         limit: the most bytes, before and after unpacking.
         held: counts the bytes.
         deadline: by `time.monotonic`.
+        unpackers: threads that unpack bodies. A small body can take a tenth of a second, and others must not wait.
 
     Raises:
         RequestError: the body is too large (413), slow (408), damaged (400) or packed otherwise (415), or all requests
@@ -54,20 +57,25 @@ async def read_body(request: Request, limit: int, held: HeldBytes, deadline: flo
     body = b"".join(chunks)
     if encoding == "identity":
         return body
-    return _unpacked(body, encoding, limit, held)
+    data = await asyncio.get_running_loop().run_in_executor(unpackers, _unpacked, body, encoding, limit)
+    held.add(len(data))
+    return data
 
 
 async def discard_body(request: Request) -> None:
     """Read and drop the rest of a refused request's body: a client that still sends must see the answer."""
     size = 0
-    with suppress(ClientDisconnect, RuntimeError), anyio.move_on_after(_DISCARDED_S):  # RuntimeError: it was read before
+    with (
+        suppress(ClientDisconnect, RuntimeError),
+        anyio.move_on_after(_DISCARDED_S),
+    ):  # RuntimeError: it was read before
         async for chunk in request.stream():
             size += len(chunk)
             if size >= _DISCARDED_BYTES:
                 return
 
 
-def _unpacked(body: bytes, encoding: str, limit: int, held: HeldBytes) -> bytes:
+def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     unpacker = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         data = unpacker.decompress(body, limit + 1)
@@ -77,7 +85,6 @@ def _unpacked(body: bytes, encoding: str, limit: int, held: HeldBytes) -> bytes:
         raise RequestError(TOO_LARGE, f"the body has more than {limit} bytes once it is unpacked: want at most so many")
     if not unpacker.eof:
         raise RequestError(BAD_REQUEST, f"the {encoding} of the body is truncated")
-    held.add(len(data))
     return data
 
 

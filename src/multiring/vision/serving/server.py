@@ -1,6 +1,7 @@
 """Run the server on a port until SIGTERM or SIGINT, and end without losing a request."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,6 +16,7 @@ from multiring.vision.serving.limits import ServerLimits
 
 _DRAIN_S = 1.0  # clients of idle connections hear within this time that they are closed
 _LONGEST_HEADER = 1 << 15
+_LOGS_OF_REQUESTS = ("asyncio", "python_multipart", "uvicorn.error")
 _JOINED = 1 << 16  # bytes; larger bodies are not copied
 
 
@@ -129,6 +131,10 @@ def serve(inference: InferenceServer, limits: ServerLimits, host: str, port: int
     Raises:
         ArgumentError: the address or the port cannot be used.
     """
+    # These libraries write a line for each malformed request. Clients could fill a disk with them, and a pipe that
+    # nobody reads would hold up the event loop. The metrics count such requests.
+    for name in _LOGS_OF_REQUESTS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     listener = _listener(host, port)
     protocol: Any = type("_Protocol", (BoundedProtocol,), {"limits": limits})
     config = uvicorn.Config(
