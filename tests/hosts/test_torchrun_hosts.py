@@ -21,11 +21,29 @@ pytestmark = [
 
 PROGRAM = """
 import os, sys, time
+if sys.argv[1] == "late" and int(os.environ["RANK"]) >= 2:
+    time.sleep(3600)
+if sys.argv[1] == "late":
+    sys.stdout.write("\\nrank comes\\n")
+    sys.stdout.flush()
+from pathlib import Path
 import numpy as np, multiring
+from multiring._runtime.job.job import current
 group = multiring.init()
 total = np.array([10.0 ** group.rank])
 group.all_reduce(total)
-sys.stdout.write(f"\\nrank {group.rank} of {group.size}, {len(group.topology.hosts)} hosts, {total[0]:.0f}\\n")
+secret = current().identity.secret
+seen, shown = 0, []
+for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+    try:
+        text = file.read_bytes()
+    except OSError:
+        continue  # the process has ended
+    seen += 1
+    shown += [str(file)] * (secret in text or secret.hex().encode() in text)
+assert seen > 6 and len(secret) > 8
+hosts = len(group.topology.hosts)
+sys.stdout.write(f"\\nrank {group.rank} of {group.size}, {hosts} hosts, {total[0]:.0f}, shown in {shown}\\n")
 sys.stdout.flush()
 group.barrier()
 if sys.argv[1] == "fail" and group.rank == 1 and not os.path.exists(sys.argv[2]):
@@ -80,6 +98,33 @@ class Agents:
         outputs = [process.communicate(timeout=300)[0] for process in self.processes]
         return [(process.returncode, output) for process, output in zip(self.processes, outputs, strict=True)]
 
+    def wait_for_line(self, number: int, beginning: str) -> None:
+        """Wait until a host prints a line."""
+        process = self.processes[number]
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith(beginning):
+            assert process.poll() is None
+
+    def wait_until_ranks_end(self, number: int, within_s: float) -> None:
+        """Wait until no process of the program runs on a host."""
+        until = time.monotonic() + within_s
+        while found := self.ranks(number):
+            assert time.monotonic() < until, found
+            time.sleep(0.2)
+
+    def ranks(self, number: int) -> str:
+        """Return the processes of the program on a host."""
+        host = self._lab.hosts[number]
+        with host.birthplace():
+            return subprocess.run(
+                ["/usr/bin/pgrep", "-fa", r"python[0-9.]* -u .*[p]rogram\.py"],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+                timeout=60,
+                preexec_fn=host.preparation(self._folder),
+            ).stdout
+
     def kill_host(self, number: int) -> None:
         """Kill all processes of a host at once."""
         self._lab.apply(parse_fault(["kill", f"host{number}"], self._lab.plan))
@@ -112,7 +157,7 @@ def said(ends: list[tuple[int, str]]) -> list[str]:
 
 def lines(hosts: int) -> list[str]:
     size = 2 * hosts
-    return [f"rank {rank} of {size}, {hosts} hosts, {'1' * size}" for rank in range(size)]
+    return [f"rank {rank} of {size}, {hosts} hosts, {'1' * size}, shown in []" for rank in range(size)]
 
 
 @pytest.mark.parametrize("options", [STATIC, C10D], ids=["static", "c10d"])
@@ -129,15 +174,24 @@ def test_ranks_meet_with_nothing_set_and_again_after_a_restart(
 def test_a_killed_host_is_named_and_ends_the_job(agents: Agents, tmp_path: Path) -> None:
     agents.start(STATIC, "wait", str(tmp_path / "never"), MULTIRING_WIRE_TIMEOUT_S="10")
     first = agents.processes[0]
-    assert first.stdout is not None
-    while not first.stdout.readline().startswith("rank"):
-        assert first.poll() is None
+    agents.wait_for_line(0, "rank")
     agents.kill_host(1)
     began = time.monotonic()
     output = first.communicate(timeout=120)[0]
     assert first.returncode != 0
     assert "PeerLostError" in output
     assert time.monotonic() - began < 90, output  # 10 s, and the time of a busy machine
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+@pytest.mark.parametrize("stage", ["init", "training"])
+def test_ranks_whose_agent_was_killed_end_too(agents: Agents, tmp_path: Path, stage: str) -> None:
+    arguments = ("late",) if stage == "init" else ("wait", str(tmp_path / "never"))
+    agents.start(C10D, *arguments, MULTIRING_INIT_TIMEOUT_S="20" if stage == "init" else "300")
+    agents.wait_for_line(0, "rank")
+    assert len(agents.ranks(0).splitlines()) == 2
+    agents.processes[0].kill()
+    agents.wait_until_ranks_end(0, 200)  # the time-out of `init`, or what torch's other agent needs to notice
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)

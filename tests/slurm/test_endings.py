@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.support.slurm_cluster import HOME, SlurmCluster
+from tests.support.slurm_cluster import HOME, USER_NUMBER, SlurmCluster
 from tests.support.slurm_training import TRAIN, check_requeue, job_number, steps_in
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine
@@ -40,15 +40,18 @@ def test_a_job_goes_on_without_a_daemon_of_slurm(cluster: SlurmCluster) -> None:
     assert output.count("ends with") == 2
 
 
-def test_scancel_and_a_signal_before_the_time_limit_leave_time_to_save(cluster: SlurmCluster) -> None:
-    for name, option in (("cancelled", ()), ("told", ("--time=1", "--signal=USR1@55"))):
+def test_scancel_and_the_time_limit_with_a_signal_or_without_leave_time_to_save(cluster: SlurmCluster) -> None:
+    limits = {"cancelled": (), "told": ("--time=1", "--signal=USR1@55"), "limit": ("--time=1",)}
+    numbers = {}
+    for name, options in limits.items():
         text = f"#!/bin/sh\nsrun python /opt/programs/train.py 100000 0.05 {HOME}/{name}\n"
         script = cluster.program(f"{name}.sh", text)
-        number = job_number(cluster.run("sbatch", "-N2", "-n2", *option, "-o", f"{name}.out", script))
+        numbers[name] = job_number(cluster.run("sbatch", "-N2", "-n2", *options, "-o", f"{name}.out", script))
+    for name in limits:
         cluster.wait_for(lambda name=name: steps_in(cluster, name) > 2)  # type: ignore[misc]
-        if not option:
-            cluster.run("scancel", number)
-        cluster.wait_for(lambda number=number: number not in cluster.jobs(), 120)  # type: ignore[misc]
+    cluster.run("scancel", numbers["cancelled"])
+    cluster.wait_for(lambda: not {*numbers.values()} & {*cluster.jobs()}, 200)
+    for name in limits:
         assert cluster.run("cat", f"{HOME}/{name}.out").count("stops") == 2, name
 
 
@@ -61,10 +64,14 @@ import json, os, sys
 from pathlib import Path
 found, secret = [], sys.argv[1].encode()
 forms = (secret, bytes.fromhex(secret.decode()))
+owners = [int(each) for each in sys.argv[2:]]
 for process in Path("/proc").iterdir():
     if process.name.isdecimal() and process.name != str(os.getpid()):
         for name in ("cmdline", "environ"):
             try:
+                state = (process / name).stat()
+                if name == "environ" and state.st_uid in owners and not state.st_mode & 0o077:
+                    continue  # only its owner and root can read it
                 text = (process / name).read_bytes()
             except OSError:
                 continue
@@ -94,20 +101,29 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
-def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(cluster: SlurmCluster, mpi: str) -> None:
+@pytest.mark.parametrize("launcher", ["srun --mpi=none", "srun --mpi=pmi2", "srun --mpi=pmix", "salloc"])
+def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(
+    cluster: SlurmCluster, launcher: str
+) -> None:
     cluster.program("show.py", SHOW)
     look = cluster.program("look.py", LOOK)
-    job = cluster.user("srun", f"--mpi={mpi}", "-N2", "-n2", "python", "/opt/programs/show.py", "600")
+    by_run = launcher == "salloc"
+    program = ("multiring", "run") if by_run else ("python",)
+    job = cluster.user(*launcher.split(), "-N2", "-n2", *program, "/opt/programs/show.py", "600")
     assert job.stdout is not None
-    secret = job.stdout.readline().strip()
-    assert len(secret) == 64
+    secret = job.stdout.readline().removeprefix("[0] ").strip()
+    if by_run:  # it gives the ranks a text in their environment, as their secret
+        secret = bytes.fromhex(secret).decode()
+    owners = (str(USER_NUMBER),) if by_run else ()
     try:
+        assert len(secret) == 64
         for host in range(2):
-            assert json.loads(cluster.root("python3", look, secret, host=host)) == []
+            assert json.loads(cluster.root("python3", look, secret, *owners, host=host)) == []
         # The look finds what it looks for.
         assert json.loads(cluster.root("env", f"X={secret}", "sh", "-c", f"sleep 3 & python3 {look} {secret}; true"))
     finally:
+        if by_run:  # salloc waits for the command even if it gets SIGTERM
+            cluster.root("pkill", "-f", "[m]ultiring run")
         job.terminate()
         job.communicate(timeout=120)
 

@@ -76,15 +76,16 @@ def test_scancel_leaves_time_to_save(cluster: SlurmCluster) -> None:
     nothing_left(cluster)
 
 
-@pytest.mark.parametrize("told", ["steps", "script"])
-def test_a_signal_before_the_time_limit_leaves_time_to_save(cluster: SlurmCluster, told: str) -> None:
-    name = f"told-{told}"
-    prefix, option = ("", "--signal=USR1@55") if told == "steps" else ("exec ", "--signal=B:USR1@55")
-    number = batch(cluster, name, "--time=1", option, prefix=prefix)
-    cluster.wait_for(lambda: number not in cluster.jobs(), 120)
-    said = cluster.run("cat", f"{HOME}/{name}.out")
-    assert said.count(": stops") == 2, said
-    assert told == "script" or "code 0" in said
+def test_a_signal_before_the_time_limit_leaves_time_to_save(cluster: SlurmCluster) -> None:
+    numbers = [
+        batch(cluster, "told-steps", "--time=1", "--signal=USR1@55"),
+        batch(cluster, "told-script", "--time=1", "--signal=B:USR1@55", prefix="exec "),
+    ]
+    cluster.wait_for(lambda: not {*numbers} & {*cluster.jobs()}, 200)
+    for name in ("told-steps", "told-script"):
+        said = cluster.run("cat", f"{HOME}/{name}.out")
+        assert said.count(": stops") == 2, said
+        assert name == "told-script" or "code 0" in said
     nothing_left(cluster)
 
 
