@@ -76,16 +76,18 @@ def test_scancel_leaves_time_to_save(cluster: SlurmCluster) -> None:
     nothing_left(cluster)
 
 
-def test_a_signal_before_the_time_limit_leaves_time_to_save(cluster: SlurmCluster) -> None:
+def test_the_time_limit_with_a_signal_or_without_leaves_time_to_save(cluster: SlurmCluster) -> None:
     numbers = [
         batch(cluster, "told-steps", "--time=1", "--signal=USR1@55"),
         batch(cluster, "told-script", "--time=1", "--signal=B:USR1@55", prefix="exec "),
+        batch(cluster, "limit", "--time=1"),
     ]
     cluster.wait_for(lambda: not {*numbers} & {*cluster.jobs()}, 200)
-    for name in ("told-steps", "told-script"):
+    for name in ("told-steps", "told-script", "limit"):
         said = cluster.run("cat", f"{HOME}/{name}.out")
         assert said.count(": stops") == 2, said
-        assert name == "told-script" or "code 0" in said
+        assert "killing ranks" not in said, said
+        assert name != "told-steps" or "code 0" in said
     nothing_left(cluster)
 
 

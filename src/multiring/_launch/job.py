@@ -27,10 +27,12 @@ from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, S
 from multiring._launch.signals import PASSED_ON, StopSignals
 from multiring._launch.tracebacks import TracebackFolder, Tracebacks
 from multiring._limits.processes import is_limit, limits_told
+from multiring._settings import inherited_environment
 from multiring.errors import ArgumentError, LaunchError
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
+_REPEATED_S = 2.0  # a SIGTERM of Slurm that comes again within this time is the same request
 _GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
@@ -104,6 +106,7 @@ class Job:
         self._failed: list[JobProcess] = []  # in the order in which the failures were found
         self._patience_s = 0.0  # how long other processes may run on after a failure that has no other cause
         self._settle_until: float | None = None
+        self._asked_s = 0.0  # when a signal has asked for the end
         self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
         self._killed = False
         self._stuck_at = 0.0  # when to give up waiting for the end of killed processes
@@ -337,9 +340,12 @@ class Job:
             self._pass_on(number)
             return
         if self._kill_at is not None:
-            self._kill_at = time.monotonic()  # the second signal asks for an immediate end
+            # At a time limit Slurm sends SIGTERM twice at once, and means one request.
+            is_repeated = number == signal.SIGTERM and time.monotonic() < self._asked_s + _REPEATED_S
+            if not (is_repeated and "SLURM_JOB_ID" in inherited_environment()):
+                self._kill_at = time.monotonic()  # the second signal asks for an immediate end
             return
-        self.was_stopped = True
+        self.was_stopped, self._asked_s = True, time.monotonic()
         self._say(f"{signal.Signals(number).name} received")
         self._stop(128 + number, number, self._grace_s)
 
