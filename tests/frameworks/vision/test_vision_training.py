@@ -13,6 +13,7 @@ from tests.support.shape_pictures import classified_shapes, located_shapes, movi
 from multiring._cli import main
 from multiring.errors import ArgumentError, DataError
 from multiring.vision import Box, Label, VisionProject, make_split, read_picture, read_split
+from multiring.vision.exporting.runs import export_run
 from multiring.vision.fitting import train_command
 from multiring.vision.fitting.fit_options import recipe_by_size
 from multiring.vision.fitting.train_command import train_model
@@ -83,7 +84,12 @@ def test_boxes_pixels_and_motions_are_learnt(
     assert described.scores[score] >= least
     assert described.fit == ("stretch" if kind == "act" else "letterbox")
     # The score of the report, on pictures as they are, agrees with the score in training, on squares.
-    assert score_run(folder, kind).figures[score] == pytest.approx(described.scores[score], abs=4)
+    found = score_run(folder, kind)
+    assert found.figures[score] == pytest.approx(described.scores[score], abs=4)
+    with VisionProject.open(folder) as project:
+        parity = export_run(project, kind).parity
+    assert parity["metric_of_export"] == pytest.approx(found.figures[parity["metric"]], abs=0.1)
+    assert parity["equal_answers"] >= 0.999
     assert bool(described.threshold) == (kind == "detect")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multiring.errors import ArgumentError, DataError, UnsupportedError
+from multiring.errors import ArgumentError, DataError
 from multiring.training.options import read_options
 from multiring.training.run_folder import OPTIONS
 from multiring.vision.checks.split_files import ProjectSplit, read_split
@@ -25,7 +25,7 @@ from multiring.vision.exporting.parity import MOST_POINTS, AnswerComparison
 from multiring.vision.exporting.sessions import ExportedSession, graph_tensors
 from multiring.vision.fitting.classify_task import ACCURACY
 from multiring.vision.fitting.fit_options import VisionOptions
-from multiring.vision.fitting.samples import read_pixels
+from multiring.vision.fitting.samples import read_sample
 from multiring.vision.fitting.targets import LabelledParts, LabelledSample, labelled_parts
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
@@ -35,7 +35,8 @@ from multiring.vision.project.folder import VisionProject
 from multiring.vision.scoring.answer_metrics import metric_for, one_answer
 
 GRAPH = "model.onnx"
-_DYNAMIC = {"classify": (0, 1, 2), "detect": (0, 1, 2), "segment": (0, 1, 2)}
+# Which dimensions of the pixels may have any size: all but the colours, and the frames of a clip.
+_DYNAMIC = {"classify": (0, 1, 2), "detect": (0, 1, 2), "segment": (0, 1, 2), "act": (0, 2, 3)}
 _BATCH = 8  # pictures of one size that the exported model gets at a time
 _ALONE = 4  # pictures that the exported model gets one by one
 _WAITING_PIXELS = 1 << 24
@@ -48,8 +49,9 @@ _Waiting = tuple[LabelledSample, Pixels]
 def export_run(project: VisionProject, run: str, *, path: Path | None = None, part: str = "val") -> ExportedModel:
     """Write the model of a run as an ONNX file with its preprocessing inside.
 
-    The graph takes uint8 pixels of any number of pictures of one size. Each picture of a part of the split that has
-    labels for the model's kind is read, and the file's answer is compared with the trained model's and with the labels.
+    The graph takes uint8 pixels of any number of pictures of one size, or of clips with the model's number of frames.
+    Each picture or clip of a part of the split that has labels for the model's kind is read, and the file's answer is
+    compared with the trained model's and with the labels.
     The figures state whether the labels are those of the training. If they are, the accuracy must be that of the
     training too, so that a description that was changed since is refused.
 
@@ -68,12 +70,12 @@ def export_run(project: VisionProject, run: str, *, path: Path | None = None, pa
     folder = project.runs / run
     model = load_model(folder)
     description = model.description
-    if description.kind not in _DYNAMIC:
-        raise UnsupportedError(f"a model of the kind {description.kind!r}: want one of {', '.join(_DYNAMIC)}")
     place = path or folder / GRAPH
     require_export_place(place)
     data = _labelled(project, description, part)
-    graph = exported_graph(model, {"pixels": _sample()}, {"pixels": _DYNAMIC[description.kind]}, _output_names(model))
+    graph = exported_graph(
+        model, {"pixels": _sample(description)}, {"pixels": _DYNAMIC[description.kind]}, _output_names(model)
+    )
     inputs, outputs = graph_tensors(graph)
     made = ExportedModel(
         kind=description.kind,
@@ -173,6 +175,10 @@ class _RunComparison:
         """Return the figures for the JSON file, or raise a DataError as `AnswerComparison.figures` does."""
         return self._answers.figures(self.of_model.value(), self._of_export.value())
 
+    def read(self, folder: Path, sample: LabelledSample) -> Pixels:
+        """Read a picture, or the frames of a clip that the model takes."""
+        return read_sample(folder, sample, self._described.frames)
+
     def add(self, same: Sequence[_Waiting]) -> None:
         """Add pictures of one size. The trained model gets each alone, the exported one gets them together."""
         arrays = self._session.run({"pixels": np.stack([pixels for _, pixels in same])})
@@ -197,7 +203,7 @@ def _compare_all(comparison: _RunComparison, data: LabelledParts, samples: Seque
     """
     waiting: dict[tuple[int, ...], list[_Waiting]] = {}
     for number, sample in enumerate(samples):
-        pixels = read_pixels(data.folder, sample.path, sample.digest)
+        pixels = comparison.read(data.folder, sample)
         if number < _ALONE:
             comparison.add([(sample, pixels)])
             continue
@@ -216,12 +222,13 @@ def _size(same: Sequence[_Waiting]) -> int:
     return sum(pixels.size // 3 for _, pixels in same)
 
 
-def _sample() -> torch.Tensor:
+def _sample(description: ModelDescription) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (2, _SIDE, _SIDE + 8, 3), generator=generator).to(torch.uint8)
+    frames = (description.frames,) if description.kind == "act" else ()
+    return torch.randint(0, 256, (2, *frames, _SIDE, _SIDE + 8, 3), generator=generator).to(torch.uint8)
 
 
 def _output_names(model: VisionModel) -> list[str]:
     with torch.no_grad():
-        found: dict[str, Any] = model(_sample())
+        found: dict[str, Any] = model(_sample(model.description))
     return list(found)
