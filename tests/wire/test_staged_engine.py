@@ -18,7 +18,7 @@ from tests.support.cuda_ranks import RANKS_PER_HOST, Hold, OtherArray, device_ar
 from tests.support.lateness import stretched, tries
 from tests.support.orderings import without
 from tests.support.ranks import Here, report_of, run_ranks
-from tests.wire.test_nccl_engine import check_values
+from tests.wire.test_nccl_engine import check_values, is_refused_in_a_fork
 
 from multiring import Group
 from multiring._runtime.engines import staged
@@ -337,3 +337,34 @@ def captured_streams_are_refused(here: Here) -> None:
 
 def test_a_captured_stream_is_refused() -> None:
     run_ranks(captured_streams_are_refused, 2)
+
+
+def refuse(here: Here) -> None:
+    """What a rank must not pass is an error on all ranks, and the group stays usable."""
+    host, group = open_group(here, shares=True)
+    group.all_reduce(array := device_array(group, np.ones(4)))
+    other = OtherArray(np.ones(4), 0)  # a stream that is made later could get the handle of the destroyed one
+    elsewhere = OtherArray(np.ones(4), 1)
+    gone = new_stream()
+    assert runtime().cudaStreamDestroy(gone) == 0
+    handle: Any = group.all_reduce_async(array)
+    with pytest.raises(CudaError, match=r"invalid resource handle \(400\)"):
+        handle.order(gone.value)
+    handle.wait()
+    other.stream, stream = gone.value or 0, other.stream
+    with pytest.raises(CudaError if here.rank == 1 else CollectiveError, match=r"invalid resource handle \(400\)"):
+        group.all_reduce(other if here.rank == 1 else array)
+    other.stream = stream
+    with pytest.raises((ArgumentError, MismatchError), match=r"is on device 1; want an array on device 0"):
+        group.all_reduce(elsewhere if here.rank == 1 else array)
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(not is_refused_in_a_fork(call) for call in (lambda: group.all_reduce(array), array.get)))
+    assert os.waitpid(child, 0)[1] == 0
+    group.all_reduce(array)
+    assert (array.get() == here.size**3).all()
+    host.barrier()
+
+
+def test_what_is_refused_leaves_the_group_usable() -> None:
+    run_ranks(refuse, 2)
