@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from tests.support.cuda_torch_ranks import run_cuda
-from tests.support.device_training import HOST, join, mean_loss, model_of, own_batch
+from tests.support.device_training import HOST, batch, join, mean_loss, model_of, own_batch
 from tests.support.ranks import Here
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
 from multiring.errors import MultiringError
@@ -172,6 +173,36 @@ def devices_that_do_not_fit(here: Here) -> None:
             take_step(here, model, optimizer, 2, place)
         for kept, weight in zip(before, model.parameters(), strict=True):
             assert torch.equal(kept, weight)
+
+
+def train_on(model: nn.Module, optimizer: Any, pair: Any) -> None:
+    optimizer.zero_grad()
+    mean_loss(model, pair).backward()
+    optimizer.step()
+
+
+def moved_under_distribute(here: Here) -> None:
+    device = join(here)
+    given = model_of("perceptron", HOST)
+    samples: Any = TensorDataset(*batch(0, here.size, "perceptron"))
+    plain = torch.optim.SGD(given.parameters(), 0.1)
+    model, optimizer, loader = mt.distribute(given, plain, DataLoader(samples, 2))
+    batches = iter(loader)
+    for _ in range(2):
+        train_on(model, optimizer, next(batches))
+    pair = next(batches)
+    if here.rank:  # only one rank moves its model
+        model.to(device)
+        pair = [each.to(device) for each in pair]
+    before = [each.detach().clone() for each in model.parameters()]
+    with pytest.raises(MultiringError, match=r"is on cuda:\d now, and was on cpu"):
+        train_on(model, optimizer, pair)
+    for kept, weight in zip(before, model.parameters(), strict=True):
+        assert torch.equal(kept, weight)
+
+
+def test_a_model_that_is_moved_under_distribute() -> None:
+    run_cuda(moved_under_distribute, devices=2)
 
 
 def take_step(here: Here, model: nn.Module, optimizer: Any, step: int, device: torch.device) -> None:
