@@ -25,6 +25,7 @@ from multiring._settings import environment_of
 
 DEADLINE_S = 60.0  # ten times the longest job on a loaded machine
 ENGINES = ("shm", "tcp", "shm+tcp")
+ENGINE = os.environ.get("MULTIRING_TEST_ENGINE", "shm")  # of tests that name none
 MPI_ENGINES = ("mpi", "shm+mpi")  # only for run_ranks
 CONFORMING = (*ENGINES, "mpi")  # engines of the conformance suite
 FRAMEWORKS = ("torch", "jax", "keras", "tf")  # names under which tests import them
@@ -54,7 +55,7 @@ class RanksFailed(AssertionError):  # noqa: N818 -- several errors
 
 
 def run_ranks(
-    function: Callable[..., Any], ranks: int, *arguments: Any, engine: str = "shm", **options: Any
+    function: Callable[..., Any], ranks: int, *arguments: Any, engine: str = ENGINE, **options: Any
 ) -> list[Any]:
     """Return the result of `function(here, *arguments)` on each rank; see `report_of` for the options.
 
@@ -80,7 +81,7 @@ def report_of(  # noqa: PLR0913 -- all but two by name
     function: Callable[..., Any],
     ranks: int,
     *arguments: Any,
-    engine: str = "shm",
+    engine: str = ENGINE,
     faults: Sequence[Fault] = (),
     deadline_s: float = DEADLINE_S,
     by_rank: Sequence[dict[str, Any]] | None = None,

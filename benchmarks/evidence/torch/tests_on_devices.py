@@ -1,11 +1,12 @@
 """Run the tests of the torch adapter with their tensors on the stand-ins of CUDA, and count them.
 
-    python benchmarks/evidence/torch/tests_on_devices.py [--folder FOLDER] [FILE ...]
+    python benchmarks/evidence/torch/tests_on_devices.py [--engine ENGINE] [--folder FOLDER] [FILE ...]
 
 FILE is a file of tests/frameworks/torch, or test_conformance.py; by default, all of them run, in pieces of some files.
 The results of a piece lie in FOLDER (default: build/tests_on_devices). A piece that passed at this commit is not run
 again, so the program may be interrupted and started again. It needs a checkout and the environment of `make test-cuda`.
-It takes 10 minutes on two idle cores.
+It takes 10 minutes on two idle cores. With --engine tcp, each rank of a test that names no engine has a host of its
+own, and with shm+tcp, two ranks share one.
 
 tests/support/host_only_tests.toml names the tests that cannot have device tensors. Any other test whose ranks have no
 device tensor fails.
@@ -44,12 +45,12 @@ def commit() -> str:
     return f"{name} changed" if changed else name
 
 
-def pytest(words: Sequence[str], files: Sequence[str], *, on_devices: bool) -> subprocess.CompletedProcess[str]:
+def pytest(words: Sequence[str], files: Sequence[str], *, engine: str = "") -> subprocess.CompletedProcess[str]:
     """Run pytest on files of tests/frameworks."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # noqa: TID251 -- includes the tests' variables
-    before = [str(ROOT / ".ci" / "with-cuda"), "python"] if on_devices else [sys.executable]
-    if on_devices:
-        environment["MULTIRING_TEST_DEVICE"] = "cuda"
+    before = [str(ROOT / ".ci" / "with-cuda"), "python"] if engine else [sys.executable]
+    if engine:
+        environment.update(MULTIRING_TEST_DEVICE="cuda", MULTIRING_TEST_ENGINE=engine)
     paths = [str(TESTS / each) for each in files]
     command = [*before, "-m", "pytest", "-p", "no:cacheprovider", *words, *paths]
     return subprocess.run(  # noqa: S603
@@ -59,14 +60,14 @@ def pytest(words: Sequence[str], files: Sequence[str], *, on_devices: bool) -> s
 
 def number_of_tests(files: Sequence[str]) -> int:
     """Return how many tests the files have in this environment."""
-    done = pytest(["-q", "--collect-only"], files, on_devices=False)
+    done = pytest(["-q", "--collect-only"], files)
     assert done.returncode == 0, done.stdout
     return sum("::" in line for line in done.stdout.splitlines())
 
 
-def run_piece(files: Sequence[str]) -> dict[str, Any]:
+def run_piece(files: Sequence[str], engine: str) -> dict[str, Any]:
     """Run the tests of some files, and return the counts by kind and the names of those that failed."""
-    done = pytest(["-n", "2", "--dist", "worksteal", "--tb=short"], files, on_devices=True)
+    done = pytest(["-n", "2", "--dist", "worksteal", "--tb=short"], files, engine=engine)
     _, _, behind = done.stdout.partition(" tests with device tensors ")
     summary = behind.partition("\n")[2].partition("\n=")[0]
     counts = {kind: int(number) for number, kind in _COUNT.findall(summary)}
@@ -84,6 +85,7 @@ def run_piece(files: Sequence[str]) -> dict[str, Any]:
 def main() -> int:
     """Run the pieces and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default="shm", choices=["shm", "tcp", "shm+tcp"])
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "tests_on_devices")
     parser.add_argument("files", nargs="*", metavar="FILE")
     arguments = parser.parse_args()
@@ -94,10 +96,10 @@ def main() -> int:
     counts, failed = Counter({ELSEWHERE: total}), list[str]()
     for first in range(0, len(files), PIECE):
         piece = files[first : first + PIECE]
-        path = arguments.folder / f"{Path(piece[0]).stem}-{len(piece)}.json"
+        path = arguments.folder / f"{arguments.engine}-{Path(piece[0]).stem}-{len(piece)}.json"
         kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if kept.get("commit") != now or kept["files"] != piece or kept["failed"]:
-            kept = {"commit": now, "files": piece, **run_piece(piece)}
+            kept = {"commit": now, "files": piece, **run_piece(piece, arguments.engine)}
             path.write_text(json.dumps(kept), encoding="utf-8")
         print(f"{piece[0]} to {piece[-1]}: {kept['counts']}, {len(kept['failed'])} failed", file=sys.stderr, flush=True)
         failed += kept["failed"]
