@@ -314,6 +314,16 @@ def test_a_host_whose_interfaces_are_all_slow_is_named_once(readings: Readings, 
 
 @given(clusters(), st.data())
 @settings(max_examples=20, deadline=None)
+def test_a_slow_host_beside_other_programs_is_busy(readings: Readings, data: st.DataObject) -> None:
+    host = data.draw(st.integers(0, len(readings.hosts) - 1))
+    slow = on_host(readings, host, work_s=2e-3)
+    assert [each.kind for each in findings_of(slow, NEEDS)] == [FindingKind.SLOW_HOST]
+    busy = on_host(slow, host, others=2.1)
+    assert [each.kind for each in findings_of(busy, NEEDS)] == [FindingKind.BUSY]
+
+
+@given(clusters(), st.data())
+@settings(max_examples=20, deadline=None)
 def test_a_host_that_only_sends_slowly_is_named(readings: Readings, data: st.DataObject) -> None:
     host = data.draw(st.integers(0, len(readings.hosts) - 1))
     (found,) = findings_of(slower(readings, lambda pair: pair.source == host and pair.rail == 0, 0.6), NEEDS)[:1]

@@ -24,6 +24,7 @@ _RATES_S = 15.0  # all rates; with many hosts and rails, some pairs are left out
 # and hardly ever greater (docs/decisions/0141-doctor.md).
 _CLEAR = 0.95
 _MOST_AGAIN = 6
+_PAUSE_S = 0.3  # before work is measured a third time; twice that before the fourth
 
 
 class Examination:
@@ -136,7 +137,8 @@ class Examination:
 
     def _again_if_slow(self) -> None:
         """Let hosts that computed slowly compute again, alone: other programs may have taken caches and clock speed."""
-        for _ in range(3):
+        for number in range(3):
+            time.sleep(_PAUSE_S * number)  # what the other programs do may be short
             times = {rank: host.work_s for rank, host in self._hosts.items() if host.work_s}
             if len(times) < 2:
                 return

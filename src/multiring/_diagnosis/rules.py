@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding, odd_ones
-from multiring._diagnosis.link_rules import BUSY, link_findings, unusable_rails
+from multiring._diagnosis.link_rules import BUSY, is_busy, link_findings, unusable_rails
 from multiring._diagnosis.readings import HostReading, Needs, Readings
 
 SLOW = 0.8  # a share of the median; a slower host or link is a finding
@@ -245,7 +245,8 @@ def _clocks(hosts: tuple[HostReading, ...]) -> Iterator[HealthFinding]:
 
 
 def _work(hosts: tuple[HostReading, ...]) -> Iterator[HealthFinding]:
-    timed = [host for host in hosts if host.work_s]
+    # Other programs take caches and clock speed, which CPU time does not show. Then only `busy` is certain.
+    timed = [host for host in hosts if host.work_s and not is_busy(host)]
     if len(timed) < 2:
         return
     # The lower middle: of two hosts, the faster one.
