@@ -88,6 +88,32 @@ def test_what_cannot_meet_anew_is_where_it_was_committed() -> None:
     assert state.notes == ["sync", "restore"]
 
 
+def test_a_rank_that_is_lost_while_all_join_again_is_a_failure_like_any_other() -> None:
+    state, left = Noted(), [PeerLostError("rank 1 died"), HorovodInternalError("no sum"), None]
+
+    def reset() -> None:
+        state.notes.append("reset")
+        if (error := left.pop(0)) is not None:
+            raise error
+
+    def train(state: Noted) -> str:
+        state.notes.append("train")
+        if state.notes.count("train") == 1:
+            raise HostsUpdatedInterrupt(skip_sync=True)
+        return "done"
+
+    assert run_fn(train, reset)(state) == "done"
+    assert state.notes == ["sync", "train", "reset", "reset", "restore", "reset", "restore", "fit", "sync", "train"]
+    # A callback whose ranks differ would fail again.
+    left[:] = [None]
+    state.register_reset_callbacks([lambda: (_ for _ in ()).throw(MismatchError("differ"))])
+    with pytest.raises(MismatchError, match="differ"):
+        steps(state, PeerLostError("gone"), "done")(state, "train", end="")
+    left[:] = [PeerLostError(f"loss {number}") for number in range(20)]
+    with pytest.raises(PeerLostError, match="loss 9"):
+        run_fn(lambda _: (_ for _ in ()).throw(HostsUpdatedInterrupt(skip_sync=False)), reset)(Noted())
+
+
 def test_errors_of_multiring_itself() -> None:
     state = Noted()
     assert steps(state, PeerLostError("gone"), "done")(state, "train", end="") == "done"

@@ -2,14 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiring._frontend.elastic.state import run_fn
 from multiring._frontend.errors import OperationError
 from multiring._frontend.lifecycle import init, is_initialized, shutdown
-from multiring._frontend.process_sets import keep_sets, sets_to_keep
+from multiring._frontend.process_sets import keep_sets, sets_to_keep, world_now
 from multiring._frontend.requests.failures import noted_error
 from multiring.errors import MultiringError
+
+if TYPE_CHECKING:
+    from multiring._runtime.job.world import World
 
 Result = TypeVar("Result")
 
@@ -26,7 +29,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         CollectiveError: the returned function raises it after ten failures in a row without a commit.
         RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
     """
-    return run_fn(_in_our_words(func), _meet_anew, (OperationError,))
+    return run_fn(_in_our_words(func), Meeting().meet_anew, (OperationError,))
 
 
 def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
@@ -47,9 +50,21 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
     return wrapper
 
 
-def _meet_anew() -> None:
-    """Leave the job and join it again, with the same process sets."""
-    kept, are_dynamic = sets_to_keep() if is_initialized() else ({}, False)
-    shutdown()
-    init(process_sets="dynamic" if are_dynamic else None)
-    keep_sets(kept)
+class Meeting:
+    """Has this rank leave the job and join it again, with the same process sets."""
+
+    def __init__(self) -> None:
+        self._unfinished: tuple[Any, bool] | None = None  # the sets of a meeting in which a rank was lost
+        self._world: World | None = None  # the job of that meeting, which has none or a part of them
+
+    def meet_anew(self) -> None:
+        """Leave the job and join it again."""
+        world = world_now() if is_initialized() else None
+        if self._unfinished is None or (world is not None and world is not self._world):
+            self._unfinished = sets_to_keep() if world is not None else ({}, False)
+        kept, are_dynamic = self._unfinished
+        shutdown()
+        init(process_sets="dynamic" if are_dynamic else None)
+        self._world = world_now()
+        keep_sets(kept)
+        self._unfinished = self._world = None

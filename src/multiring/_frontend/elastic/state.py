@@ -14,7 +14,7 @@ from enum import IntFlag
 from typing import Any, TypeVar
 
 from multiring._frontend.errors import OperationError
-from multiring.errors import MultiringError
+from multiring.errors import CollectiveError, MultiringError
 
 Result = TypeVar("Result")
 Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
@@ -223,8 +223,9 @@ def run_fn(
     """Return a function that calls `func`, resumes after failures, and returns its result.
 
     The state is synchronised before each call of `func`. `func` may raise one of `failures`, or an error after which
-    its Group is unusable. Then `reset` is called and the last commit is restored, even if `reset` fails. After a
-    HostsUpdatedInterrupt, `reset` is called and the state stays as it is.
+    its Group is unusable. Then `reset` is called and the last commit is restored, even if `reset` fails. If a rank is
+    lost during `reset` or `on_reset`, the ranks join once more. After a HostsUpdatedInterrupt, `reset` is called and
+    the state stays as it is.
 
     Args:
         func: takes a state, followed by any arguments.
@@ -236,11 +237,12 @@ def run_fn(
             example because a rank is gone for good.
     """
     caught: tuple[type[Exception], ...] = (*failures, MultiringError)
+    while_joining: tuple[type[Exception], ...] = (*failures, CollectiveError)
 
     @functools.wraps(func)
     def wrapper(state: Any, *arguments: Any, **keywords: Any) -> Result:
         wants_sync = True
-        failed, commits = 0, None
+        failures_in_a_row = _FailuresInARow(state)
         while True:
             goes_back = False
             try:
@@ -251,25 +253,52 @@ def run_fn(
                 wants_sync = not interrupt.skip_sync
                 _log.info("%s: the ranks join the job again", interrupt)
             except caught as error:
-                if isinstance(error, MultiringError) and not isinstance(error, failures) and error.group_usable:
-                    raise
-                now = getattr(state, "_commits", None)
-                failed = failed + 1 if now == commits else 1
-                commits = now
-                if failed == _MOST_FAILURES:
+                if _leaves_group_usable(error, failures) or failures_in_a_row.are_too_many():
                     raise
                 _log.warning("resuming from the last commit after %s: %s", type(error).__name__, error)
                 wants_sync, goes_back = True, True
-            try:
-                reset()
-            finally:
-                # Do not restore before `reset`: a suspended rank may write into memory of the failed operation until it
-                # rejoins.
-                if goes_back:
-                    state.restore()
-            state.on_reset()
+            while True:
+                try:
+                    _join_again(state, reset, goes_back=goes_back)
+                    break
+                except while_joining as error:  # a rank was lost meanwhile
+                    if _leaves_group_usable(error, failures) or failures_in_a_row.are_too_many():
+                        raise
+                    _log.warning("joining once more after %s: %s", type(error).__name__, error)
+                    wants_sync, goes_back = True, True
 
     return wrapper
+
+
+def _leaves_group_usable(error: Exception, failures: tuple[type[Exception], ...]) -> bool:
+    """Return whether joining again would not help: the error is none after which the training resumes."""
+    return isinstance(error, MultiringError) and not isinstance(error, failures) and error.group_usable
+
+
+class _FailuresInARow:
+    """Counts failures of a training without a commit in between."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._number, self._commits = 0, None
+
+    def are_too_many(self) -> bool:
+        """Count a failure; return whether the training must give up."""
+        now = getattr(self._state, "_commits", None)
+        self._number = self._number + 1 if now == self._commits else 1
+        self._commits = now
+        return self._number >= _MOST_FAILURES
+
+
+def _join_again(state: Any, reset: Callable[[], object], *, goes_back: bool) -> None:
+    try:
+        reset()
+    finally:
+        # Do not restore before `reset`: a suspended rank may write into memory of the failed operation until it
+        # rejoins.
+        if goes_back:
+            state.restore()
+    state.on_reset()
 
 
 def _must_sync(state: Any, *, wanted: bool) -> bool:
