@@ -13,7 +13,7 @@ from tests.support.succession_net import SuccessionNet
 
 from multiring._agreement import succession
 from multiring._agreement.succession import PATIENCE, Succession, VoteOutcome
-from multiring._agreement.vote_messages import DECIDED, VoteMessage, decode, encode
+from multiring._agreement.vote_messages import ACCEPT, CALL, DECIDED, PROMISE, VoteMessage, decode, encode
 from multiring._agreement.votes import Ballot, Vote, agreeable, are_enough
 
 SOON = 12 * PATIENCE  # ticks until all have decided, on a network that loses nothing
@@ -156,6 +156,99 @@ def test_newcomers_join_and_members_leave() -> None:
     assert net.nodes[0].is_out
 
 
+def break_links(net: SuccessionNet, links: list[tuple[int, int]]) -> None:
+    """Break all links but these, and tell both ends."""
+    for one in net.alive():
+        for other in net.alive():
+            if one != other and (one, other) not in links and (other, one) not in links:
+                net.broken.add((one, other))
+                net.tell_cut(one, other)
+
+
+@pytest.mark.parametrize(
+    ("size", "links"), [(4, [(1, 2), (2, 3)]), (5, [(0, 4), (1, 4), (2, 4), (3, 4)]), (5, [(0, 1), (1, 2), (2, 3)])]
+)
+def test_the_member_that_reaches_enough_leads(size: int, links: list[tuple[int, int]]) -> None:
+    """Those that come first by rank reach too few, and must not keep the one that reaches enough from its turn."""
+    net = net_of(size, 9, loss=0.0)
+    break_links(net, links)
+    for _ in range(SOON * 4):
+        if len(net.decided) > 1:
+            break
+        net.settle(1)
+    assert len(net.decided) > 1
+
+
+def test_a_leader_that_hears_nothing_does_not_lead_for_ever() -> None:
+    net = net_of(4, 10, loss=0.0)
+    net.broken = {(each, 0) for each in (1, 2, 3)}
+    net.begin(0)
+    net.settle(SOON * 2)
+    assert net.decided[1] == (1, 2, 3)
+
+
+def test_the_ballots_of_the_ended_are_passed_at_once() -> None:
+    """A member learns at the same time that a generation began, and that another has tried often to end it."""
+    node = Succession(1, 0, (0, 1))
+    outcomes = [node.end(0, Vote(1, (0, 1), Ballot(1000, 0))), *[node.tick() for _ in range(SOON)]]
+    assert [each for outcome in outcomes for each in outcome.generations] == [(1, (0, 1)), (2, (1,))]
+
+
+def test_the_latest_of_two_votes_of_an_ended_member_counts() -> None:
+    earlier, later = Vote(0, (0, 1, 2)), Vote(0, (0, 1, 2), Ballot(2, 2), Ballot(2, 2), (1, 2, 7))
+    for votes in [(earlier, later), (later, earlier)]:
+        node = Succession(0, 0, (0, 1, 2))
+        for vote in votes:
+            node.end(1, vote)
+        outcomes = [node.end(2, later), *[node.tick() for _ in range(SOON)]]
+        assert (1, (1, 2, 7)) in [each for outcome in outcomes for each in outcome.generations]
+
+
+def test_a_slow_answer_in_one_vote_does_not_cost_the_place_in_the_next() -> None:
+    net = net_of(5, 11, loss=0.0)
+    net.begin(0)
+    for _ in range(PATIENCE + 5):  # all promise; what 2, 3 and 4 accept is lost
+        net.exchange(lambda sender, _, data: sender < 2 or decode(data).kind != ACCEPT)
+        net.tick()
+    net.exchange(lambda sender, _, data: sender < 3 or decode(data).kind != ACCEPT)
+    net.settle(1)
+    assert net.decided == {0: (0, 1, 2, 3, 4), 1: (0, 1, 2, 3, 4)}
+    net.leave(1)
+    net.exchange(lambda *_: True)  # the call
+    net.exchange(lambda *_: True)  # questions
+    late = net.exchange(lambda sender, *_: sender != 3)
+    net.under_way += late
+    net.settle(SOON)
+    assert net.decided[2] == (0, 2, 3, 4)
+
+
+def test_messages_do_not_grow_with_the_age_of_a_job() -> None:
+    net = net_of(3, 12, loss=0.0)
+    early = 0
+    for newcomer in range(10, 40):
+        net.knock(newcomer, 0)
+        net.settle(4)
+        net.kill(newcomer)
+        for member in net.alive():
+            net.tell_end(member, newcomer)
+        net.settle(4)
+        assert net.decided[max(net.decided)] == (0, 1, 2)
+        early = early or net.longest
+    assert net.longest <= early + 20  # the numbers have more digits
+
+
+def test_only_members_are_heard() -> None:
+    node = Succession(0, 0, (0, 1, 2))
+    assert not node.hear(7, encode(VoteMessage(CALL, 0))).sends
+    assert not node.is_voting
+    node.begin()
+    accepted = Vote(0, (0, 1, 2), Ballot(1, 0), Ballot(1, 0), (7,))
+    node.hear(7, encode(VoteMessage(PROMISE, 0, ballot=Ballot(1, 0), vote=accepted)))
+    outcomes = [node.hear(each, encode(VoteMessage(PROMISE, 0, ballot=Ballot(1, 0)))) for each in (1, 2)]
+    proposed = [decode(data).members for outcome in outcomes for _, data in outcome.sends]
+    assert proposed == [(0, 1, 2), (0, 1, 2)]
+
+
 def die(net: SuccessionNet, member: int, _other: int) -> None:
     if len(net.alive()) > 1:
         net.kill(member)
@@ -168,6 +261,10 @@ def hear_of_an_end(net: SuccessionNet, member: int, other: int) -> None:
 
 def split(net: SuccessionNet, _member: int, _other: int) -> None:
     net.parts = {each: net.random.randrange(2) for each in net.nodes}
+
+
+def heal(net: SuccessionNet, _member: int, _other: int) -> None:
+    net.parts, net.broken = {}, set()
 
 
 def pass_over(net: SuccessionNet, member: int, _other: int) -> None:
@@ -184,8 +281,10 @@ ACTS: dict[str, Callable[[SuccessionNet, int, int], object]] = {
     "freeze": lambda net, member, _: net.frozen.add(member),
     "thaw": lambda net, member, _: net.frozen.discard(member),
     "split": split,
-    "heal": lambda net, _member, _other: net.parts.clear(),
+    "break": lambda net, member, other: net.broken.add((member, sorted(net.nodes)[other % len(net.nodes)])),
+    "heal": heal,
     "knock": lambda net, member, other: net.knock(100 + other, member),
+    "turn away": lambda net, _member, _other: net.kill(min(net.waiting)) if net.waiting else None,
     "leave": lambda net, member, _: net.leave(member) if len(net.alive()) > 2 else None,
     "run": lambda net, _, other: net.deliver(other),
     "step": lambda net, _, other: net.deliver(1 + other % 2),
@@ -344,7 +443,19 @@ def test_messages_come_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b'["q",0,[],[]]', b'["d",0,[],[],[1.5]]', b'["a",0,[],[],[1]]', b'["d",true,[],[],[1]]', b"{}"]
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'["q",0,[],[]]',
+        b'["d",0,[],[],[1.5]]',
+        b'["a",0,[],[],[1]]',
+        b'["d",true,[],[],[1]]',
+        b'["a",0,[],[],[1%s,1]]' % (b"0" * 4000),
+        b"[" * 100_000,
+    ],
+    ids=range(9),
 )
 def test_other_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no message of a vote"):

@@ -25,7 +25,9 @@ class SuccessionNet:
         self.frozen: set[int] = set()
         self.waiting: set[int] = set()  # newcomers at the door
         self.parts: dict[int, int] = {}  # the part of the network in which a process is; 0 if not listed
+        self.broken: set[tuple[int, int]] = set()  # pairs of a sender and a receiver between which nothing passes
         self.sent = 0
+        self.longest = 0  # bytes of a message
 
     def _node(self, member: int, generation: int, members: tuple[int, ...]) -> Succession:
         return Succession(member, generation, members, least=self.least, has_referee=self.has_referee)
@@ -34,13 +36,17 @@ class SuccessionNet:
         return [each for each in self.nodes if each not in self.dead]
 
     def reaches(self, one: int, other: int) -> bool:
+        if (one, other) in self.broken:
+            return False
         return REFEREE in (one, other) or self.parts.get(one, 0) == self.parts.get(other, 0)
 
     # What happens to processes.
 
     def kill(self, member: int) -> None:
-        """Kill a process. Some of its last messages are lost."""
+        """Kill a process, which may be a newcomer at the door. Some of its last messages are lost."""
         self.dead.add(member)
+        self.waiting.discard(member)
+        self.kept.setdefault(member, Vote(-1))
         self.under_way = [each for each in self.under_way if each[0] != member or self.random.random() < 0.5]
 
     def tell_end(self, to: int, member: int, *, is_kept: bool = True) -> None:
@@ -57,7 +63,7 @@ class SuccessionNet:
 
     def knock(self, newcomer: int, at: int) -> None:
         """A newcomer asks a member to be let in."""
-        if at not in self.dead and newcomer not in self.nodes:
+        if at not in self.dead and newcomer not in self.nodes and newcomer not in self.dead:
             self.waiting.add(newcomer)
             self.take(at, self.nodes[at].admit([newcomer]))
 
@@ -117,15 +123,16 @@ class SuccessionNet:
             assert not members or len(members) >= self.least
         for to, data in outcome.sends:
             self.sent += 1
+            self.longest = max(self.longest, len(data))
             if to in self.dead or (self.frozen and to in self.frozen and self.random.random() < self.loss):
                 continue
             self.under_way.append((member, to, data))
 
     def tell_truth(self) -> None:
         """Tell all that live who has ended, and that they reach the others."""
-        self.frozen, self.parts = set(), {}
+        self.frozen, self.parts, self.broken = set(), {}, set()
         for one in self.alive():
-            for other in list(self.nodes):
+            for other in sorted({*self.nodes, *self.dead}):
                 if other in self.dead:
                     self.tell_end(one, other)
                 else:

@@ -20,7 +20,7 @@ class Referee:
 
     def __init__(self) -> None:
         self._vote = Vote(0)
-        self._decided: dict[int, tuple[int, ...]] = {}
+        self._decided = VoteMessage(DECIDED, -1)  # the latest decision that it has heard of
 
     def hear(self, sender: int, data: bytes) -> VoteOutcome:
         """A message has come from member `sender`; see `Succession.hear`.
@@ -30,13 +30,14 @@ class Referee:
         """
         message, outcome = decode(data), VoteOutcome()
         if message.kind == DECIDED:
-            self._decided.setdefault(message.generation + 1, message.members)
+            if message.generation > self._decided.generation:
+                self._decided = message
             if message.generation >= self._vote.generation:
                 self._vote = Vote(message.generation + 1)
             return outcome
         if message.generation < self._vote.generation:
-            if (members := self._decided.get(message.generation + 1)) is not None:
-                outcome.sends.append((sender, encode(VoteMessage(DECIDED, message.generation, members=members))))
+            if message.generation <= self._decided.generation:
+                outcome.sends.append((sender, encode(self._decided)))
             return outcome
         if message.kind not in (ASK, PROPOSE):
             return outcome

@@ -4,7 +4,7 @@ A state machine without clocks or transport: each method handles an event and re
 numbers that processes keep for good (`Endpoint.number`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from multiring._agreement.vote_messages import (
@@ -23,6 +23,7 @@ from multiring._agreement.votes import (
     NO_BALLOT,
     REFEREE,
     Ballot,
+    EndedVotes,
     Vote,
     accepted_last,
     agreeable,
@@ -63,7 +64,8 @@ class Succession:
     The lowest member that is not doubted leads a ballot: it asks all for a promise, waits for the answers of those that
     it does not doubt, proposes the members that reach each other, and decides once enough have accepted. A member that
     was taken for silent and speaks again is no longer doubted; one that missed a decision is told it by whoever knows
-    it. Messages may be lost, delayed and reordered: `tick` repeats them.
+    it. Messages may be lost, delayed and reordered: `tick` repeats them. The leader may reach too few, while another
+    member reaches enough. So its pauses grow, and whoever waits long leads, too.
 
     Args:
         member: this process's number.
@@ -81,16 +83,17 @@ class Succession:
         self.is_voting = False
         self.leaving = False  # whether this member wants to leave with the next generation
         self.too_few: tuple[int, ...] = ()  # who would go on if they were not fewer than `least`
-        self._decided: dict[int, tuple[int, ...]] = {}  # the members of former and of this generation
         self._vote = Vote(generation, self.members)
-        self._ended: dict[int, Vote | None] = {}
+        self._ended = EndedVotes()
         self._cut: set[int] = set()  # members whom the transport does not reach
         self._silent: set[int] = set()  # members that did not answer
         self._newcomers: set[int] = set()
         self._latest = 0  # the largest number of a ballot seen
         self._lead: _Lead | None = None
         self._quiet = 0  # ticks in which nothing came that helps
+        self._waited = 0  # ticks in which others led, and proposed nothing
         self._pause = 0  # ticks until this member may lead a ballot again
+        self._failures = 0  # ballots of this member that too few answered
 
     @property
     def is_out(self) -> bool:
@@ -107,14 +110,21 @@ class Succession:
 
     def reach(self, member: int) -> VoteOutcome:
         """The transport reaches `member` again."""
-        self._cut.discard(member)
-        self._silent.discard(member)
+        if member in self._cut | self._silent:
+            self._cut.discard(member)
+            self._silent.discard(member)
+            self._hope()
         return self._advance(VoteOutcome())
 
     def end(self, member: int, vote: Vote | None) -> VoteOutcome:
-        """`member` ended for good. `vote` is the last one that it kept, None if nobody has it."""
+        """`member` ended for good, and will send nothing more.
+
+        Args:
+            member: the number of its process, which no other process ever has.
+            vote: the last one that it kept; None if nobody has it; Vote(-1) if it is known to have kept none.
+        """
         self._learn(member, vote)
-        if (later := self._later()) is not None:
+        if (later := self._ended.later(self.generation)) is not None:
             return self._move_on(VoteOutcome(), *later)
         return self._begin(is_needed=member in self.members)
 
@@ -124,10 +134,10 @@ class Succession:
         Call it again as long as they come: one that is in already is told so.
         """
         known = set(newcomers) - self._ended.keys()
-        self._newcomers |= known - set(self.members)
+        self._expect(known)
         outcome = self._begin(is_needed=bool(self._newcomers))
         for newcomer in sorted(known & set(self.members) - {self.member}):
-            self._tell(outcome, newcomer, self.generation - 1)
+            self._tell(outcome, newcomer)
         return outcome
 
     def leave(self) -> VoteOutcome:
@@ -150,7 +160,10 @@ class Succession:
         if lead is None:
             leader = self._leader()
             if leader != self.member:
-                if self._quiet >= 3 * PATIENCE:
+                self._waited += 1
+                if self._waited > 3 * PATIENCE * (1 + self._place()):
+                    self._open(outcome)
+                elif self._quiet >= 3 * PATIENCE:
                     self._silent.add(leader)
                     self._quiet = 0
                 else:
@@ -160,7 +173,8 @@ class Succession:
         if self._quiet >= PATIENCE:
             self._silent |= set(self._others()) - set(said)
         if self._quiet >= 2 * PATIENCE:
-            self._give_way(1)
+            self._failures += 1
+            self._give_way(1 + PATIENCE * min(self._failures - 1, 2 * PATIENCE))
             return self._advance(outcome)
         for other in self._receivers():
             if other not in said:
@@ -176,20 +190,20 @@ class Succession:
         message, outcome = decode(data), VoteOutcome()
         if message.generation < self.generation:
             if message.kind != DECIDED:
-                self._tell(outcome, sender, message.generation)
+                self._tell(outcome, sender)
             return outcome
         if message.kind == DECIDED:
             return self._move_on(outcome, message.generation + 1, message.members)
         if message.generation > self.generation:  # this member has missed a decision, and is told it
             self._send(outcome, sender, CALL)
             return outcome
-        if self.is_out:
+        if self.is_out or sender not in {*self.members, REFEREE}:
             return outcome
         for member, vote in message.ended.items():
             self._learn(member, vote)
-        if (later := self._later()) is not None:
+        if (later := self._ended.later(self.generation)) is not None:
             return self._move_on(outcome, *later)
-        self._newcomers |= message.newcomers - set(self.members) - self._ended.keys()
+        self._expect(message.newcomers)
         self._silent.discard(sender)
         self.is_voting = True
         self._latest = max(self._latest, message.ballot.number)
@@ -200,20 +214,18 @@ class Succession:
 
     def _take(self, outcome: VoteOutcome, sender: int, message: VoteMessage) -> None:
         lead, ballot = self._lead, message.ballot
+        if lead is not None and ballot > lead.ballot:
+            self._give_way(2 * PATIENCE)
         if message.kind in (ASK, PROPOSE):
             is_question = message.kind == ASK
             vote = self._vote.promise(ballot) if is_question else self._vote.accept(ballot, message.members)
             if vote.promised != ballot:
                 self._send(outcome, sender, REFUSE, ballot=vote.promised)
                 return
-            if lead is not None and ballot > lead.ballot:
-                self._give_way(PATIENCE)
             self._quiet = 0
+            self._waited = self._waited if is_question else 0
             self._keep(outcome, vote)
             self._send(outcome, sender, PROMISE if is_question else ACCEPT, ballot=ballot)
-        elif message.kind == REFUSE:
-            if lead is not None and ballot > lead.ballot:
-                self._give_way(PATIENCE)
         elif lead is not None and ballot == lead.ballot:
             if message.kind == PROMISE and lead.members is None:
                 lead.promises[sender] = message
@@ -225,10 +237,14 @@ class Succession:
     def _give_way(self, least: int) -> None:
         """Give the ballot up, and leave other ballots a time that differs from member to member."""
         self._lead, self._quiet = None, 0
-        self._pause = least + self.members.index(self.member)
+        self._pause = least + min(self._place(), 2 * PATIENCE)
 
-    def _begin(self, *, is_needed: bool) -> VoteOutcome:
-        outcome = VoteOutcome()
+    def _hope(self) -> None:
+        """Lead again at once: after this news, a ballot may succeed."""
+        self._pause = self._failures = 0
+
+    def _begin(self, *, is_needed: bool, outcome: VoteOutcome | None = None) -> VoteOutcome:
+        outcome = outcome or VoteOutcome()
         if is_needed and not self.is_out:
             if not self.is_voting:
                 self.is_voting, self._quiet = True, 0
@@ -241,31 +257,36 @@ class Succession:
         """Do what the present state allows: lead a ballot, propose, decide."""
         if not self.is_voting or self.is_out:
             return outcome
-        if self._lead is None:
-            if self._pause or self._leader() != self.member:
-                return outcome
-            self._quiet = 0
-            self._latest = max(self._latest, self._vote.promised.number) + 1
-            self._lead = _Lead(Ballot(self._latest, self.member))
-            self._keep(outcome, self._vote.promise(self._lead.ballot))
-            self._lead.promises[self.member] = self._message(PROMISE, ballot=self._lead.ballot)
-            for other in self._receivers():
-                self._send(outcome, other, ASK)
-        lead = self._lead
-        if lead.members is None and self._is_heard(lead.promises):
+        if self._lead is None and (self._pause or self._leader() != self.member):
+            return outcome
+        lead = self._lead or self._open(outcome)
+        # Every member that is not doubted has answered.
+        if lead.members is None and set(self.members) <= lead.promises.keys() | self._doubted():
             self._propose(outcome, lead)
         if lead.members is not None and self._is_enough(lead.ballot, lead.accepts):
             return self._move_on(outcome, self.generation + 1, lead.members, is_own=True)
         return outcome
 
+    def _open(self, outcome: VoteOutcome) -> _Lead:
+        """Begin a ballot that is later than all that are known, those of ended members among them."""
+        votes = [self._vote, *filter(None, self._ended.values())]
+        numbers = [vote.promised.number for vote in votes if vote.generation == self.generation]
+        self._latest = max(self._latest, *numbers) + 1
+        self._quiet = self._waited = 0
+        lead = self._lead = _Lead(Ballot(self._latest, self.member))
+        self._keep(outcome, self._vote.promise(lead.ballot))
+        lead.promises[self.member] = self._message(PROMISE, ballot=lead.ballot)
+        for other in self._receivers():
+            self._send(outcome, other, ASK)
+        return lead
+
     def _propose(self, outcome: VoteOutcome, lead: _Lead) -> None:
-        ended = removable(self._ended, self.generation, lead.ballot)
         if not self._is_enough(lead.ballot, lead.promises):
             return
         votes = [promise.vote for promise in lead.promises.values()]
-        members = accepted_last([*votes, *ended.values()])
+        members = accepted_last([*votes, *removable(self._ended, self.generation, lead.ballot).values()])
         if members is None:
-            left = self._candidates()
+            left = _candidates(self.members, lead.promises, self._ended, {self.member: self._cut})
             members = (*left, *sorted(self._newcomers)) if left else ()  # without newcomers if all want to leave
             self.too_few = members if len(members) < self.least else ()
             if self.too_few:
@@ -283,26 +304,24 @@ class Succession:
             return outcome
         former = set(self.members)
         self.generation, self.members = generation, members
-        self._decided[generation] = members
         self._newcomers -= set(members)
-        self._silent &= set(members)
-        self._lead, self._quiet, self._pause, self._latest, self.too_few = None, 0, 0, 0, ()
+        self._silent = set()  # who was slow then may be quick now
+        self._ended.shorten(generation)
+        self._lead, self.too_few = None, ()
+        self._quiet = self._waited = self._pause = self._failures = self._latest = 0
         self._vote = Vote(generation, members)
         self._keep(outcome, self._vote, changed=True)
         outcome.generations.append((generation, members))
         # Who decided tells all. A member that misses it asks again; a newcomer cannot, so every member tells it.
         told = former | set(members) if is_own else set(members) - former
         for other in sorted(told - {self.member} - self._ended.keys()):
-            self._tell(outcome, other, generation - 1)
+            self._tell(outcome, other)
         if self.has_referee and is_own:
-            self._tell(outcome, REFEREE, generation - 1)
+            self._tell(outcome, REFEREE)
         lost = (self._cut | self._ended.keys()) & set(members)
         self.is_voting = False
         if lost or self._newcomers or (self.leaving and not self.is_out):
-            begun = self._begin(is_needed=True)
-            outcome.vote = begun.vote or outcome.vote
-            outcome.sends += begun.sends
-            outcome.generations += begun.generations
+            return self._begin(is_needed=True, outcome=outcome)
         return outcome
 
     # Who is there.
@@ -320,40 +339,28 @@ class Succession:
         doubted = self._doubted()
         return next((each for each in self.members if each == self.member or each not in doubted), self.member)
 
-    def _is_heard(self, said: Collection[int]) -> bool:
-        """Return whether every member that is not doubted has answered."""
-        return set(self.members) <= set(said) | self._doubted()
+    def _place(self) -> int:
+        """Return how many members would lead before this one."""
+        before = self.members[: self.members.index(self.member)]
+        return len(set(before) - self._cut - self._ended.keys())
 
     def _is_enough(self, ballot: Ballot, said: Collection[int]) -> bool:
         ended = removable(self._ended, self.generation, ballot)
         return are_enough(self.members, said, ended, has_referee=self.has_referee, referee=REFEREE in said)
 
-    def _candidates(self) -> list[int]:
-        """Return the members that have promised, that want to stay, and that reach each other."""
-        promises = {} if self._lead is None else self._lead.promises
-        stay = [
-            each for each in self.members if each in promises and each not in self._ended and not promises[each].leaving
-        ]
-        doubts = {each: set(promises[each].doubts) for each in stay}
-        if self.member in doubts:
-            doubts[self.member] = self._cut
-        return agreeable(stay, doubts)
-
     # Sending and keeping.
 
     def _learn(self, member: int, vote: Vote | None) -> None:
         """Remember who ended. A vote that somebody kept is worth more than none."""
-        if self._ended.get(member) is None:
-            self._ended[member] = vote
-        if vote is not None and vote.generation == self.generation:
-            self._latest = max(self._latest, vote.promised.number)
+        if self._ended.learn(member, vote, self.generation):
+            self._hope()
         self._newcomers.discard(member)
 
-    def _later(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return a later generation in which a member has ended, and its members: this member has missed it."""
-        votes = [vote for vote in self._ended.values() if vote is not None and vote.generation > self.generation]
-        vote = max(votes, key=lambda vote: vote.generation, default=None)
-        return None if vote is None else (vote.generation, vote.members)
+    def _expect(self, newcomers: Collection[int]) -> None:
+        more = set(newcomers) - self._newcomers - set(self.members) - self._ended.keys()
+        if more:
+            self._newcomers |= more
+            self._hope()
 
     def _keep(self, outcome: VoteOutcome, vote: Vote, *, changed: bool = False) -> None:
         if changed or vote != self._vote:
@@ -364,7 +371,7 @@ class Succession:
         return VoteMessage(
             kind,
             self.generation,
-            ended=self._ended,
+            ended={member: vote for member, vote in self._ended.items() if member in self.members},
             newcomers=frozenset(self._newcomers),
             ballot=lead.ballot if lead is not None and kind in (ASK, PROPOSE) else ballot,
             vote=self._vote,
@@ -376,7 +383,25 @@ class Succession:
     def _send(self, outcome: VoteOutcome, to: int, kind: str, *, ballot: Ballot = NO_BALLOT) -> None:
         outcome.sends.append((to, encode(self._message(kind, ballot=ballot))))
 
-    def _tell(self, outcome: VoteOutcome, to: int, generation: int) -> None:
-        """Send the decision that ended `generation`, if this member knows it."""
-        if (members := self._decided.get(generation + 1)) is not None:
-            outcome.sends.append((to, encode(VoteMessage(DECIDED, generation, members=members))))
+    def _tell(self, outcome: VoteOutcome, to: int) -> None:
+        """Send the latest decision that this member knows."""
+        decided = VoteMessage(DECIDED, self.generation - 1, members=self.members)
+        outcome.sends.append((to, encode(decided)))
+
+
+def _candidates(
+    members: Sequence[int],
+    promises: Mapping[int, VoteMessage],
+    ended: Collection[int],
+    cut: Mapping[int, Collection[int]],
+) -> list[int]:
+    """Return the members that have promised, that want to stay, and that reach each other.
+
+    Args:
+        members: all members, by rank.
+        promises: the promises, by member.
+        ended: the members that ended.
+        cut: by member, whom it does not reach, where this is known better than by its promise.
+    """
+    stay = [each for each in members if each in promises and each not in ended and not promises[each].leaving]
+    return agreeable(stay, {each: cut.get(each, promises[each].doubts) for each in stay})

@@ -33,6 +33,7 @@ _FIELDS = {
 }
 
 _NO_VOTE = Vote(0)
+_LIMIT = 1 << 62  # larger numbers are not counted, and their digits cost time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ def decode(data: bytes) -> VoteMessage:
             frozenset(_numbers(newcomers)),
             **fields,
         )
+    except RecursionError:
+        raise ValueError(
+            f"{data[:100]!r} is no message of a vote: its {len(data)} bytes are nested too deeply"
+        ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{data[:100]!r} is no message of a vote: {error}") from None
 
@@ -106,8 +111,8 @@ def _numbers(row: Any) -> tuple[int, ...]:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{value!r} is no integer")
+    if type(value) is not int or not -1 <= value < _LIMIT:
+        raise ValueError(f"want an integer from -1 to {_LIMIT - 1}, got {str(value)[:40]}")
     return value
 
 

@@ -52,6 +52,41 @@ class Vote:
         return replace(self, promised=ballot, accepted_in=ballot, accepted=members)
 
 
+class EndedVotes(dict[int, Vote | None]):
+    """By each member that ended, the last vote that it kept; None if nobody has it."""
+
+    def learn(self, member: int, vote: Vote | None, generation: int) -> bool:
+        """Return whether it is news, in `generation`, that the member ended or what it had said.
+
+        The latest vote counts: a launcher may have an earlier one than the member's host.
+        """
+        vote, known = _shortened(vote, generation), self.get(member)
+        if member in self and (vote is None or (known is not None and _age(vote) <= _age(known))):
+            return False
+        self[member] = vote
+        return True
+
+    def later(self, generation: int) -> tuple[int, tuple[int, ...]] | None:
+        """Return the latest generation in which a member has ended, and its members; None if `generation` is."""
+        vote = max(filter(None, self.values()), key=_age, default=None)
+        return None if vote is None or vote.generation <= generation else (vote.generation, vote.members)
+
+    def shorten(self, generation: int) -> None:
+        """Forget what does not matter in `generation`, since messages contain the votes of the members that ended."""
+        for member, vote in self.items():
+            self[member] = _shortened(vote, generation)
+
+
+def _age(vote: Vote) -> tuple[int, Ballot, Ballot]:
+    return vote.generation, vote.promised, vote.accepted_in
+
+
+def _shortened(vote: Vote | None, generation: int) -> Vote | None:
+    if vote is None or vote.generation > generation:
+        return vote
+    return replace(vote, members=()) if vote.generation == generation else Vote(vote.generation)
+
+
 def removable(ended: Mapping[int, Vote | None], generation: int, ballot: Ballot) -> dict[int, Vote]:
     """Return the ended members that do not count in a ballot, and their votes on the generation.
 
