@@ -179,7 +179,7 @@ def test_the_member_that_reaches_enough_leads(size: int, links: list[tuple[int, 
     assert len(net.decided) > 1
 
 
-def test_a_leader_that_hears_nothing_does_not_lead_for_ever() -> None:
+def test_a_leader_that_hears_nothing_does_not_lead_without_end() -> None:
     net = net_of(4, 10, loss=0.0)
     net.broken = {(each, 0) for each in (1, 2, 3)}
     net.begin(0)
