@@ -29,7 +29,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         CollectiveError: the returned function raises it after ten failures in a row without a commit.
         RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
     """
-    return run_fn(_in_our_words(func), Meeting().meet_anew, (OperationError,))
+    return run_fn(_in_our_words(func), Rejoining().join_again, (OperationError,))
 
 
 def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
@@ -50,14 +50,14 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
     return wrapper
 
 
-class Meeting:
+class Rejoining:
     """Has this rank leave the job and join it again, with the same process sets."""
 
     def __init__(self) -> None:
-        self._unfinished: tuple[Any, bool] | None = None  # the sets of a meeting in which a rank was lost
-        self._world: World | None = None  # the job of that meeting, which has none or a part of them
+        self._unfinished: tuple[Any, bool] | None = None  # the sets, if a rank was lost while the ranks joined
+        self._world: World | None = None  # the job that was joined then, with none or a part of them
 
-    def meet_anew(self) -> None:
+    def join_again(self) -> None:
         """Leave the job and join it again."""
         world = world_now() if is_initialized() else None
         if self._unfinished is None or (world is not None and world is not self._world):
