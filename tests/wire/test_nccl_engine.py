@@ -184,6 +184,13 @@ def is_refused_in_a_fork(call: Callable[[], Any]) -> bool:
     return False
 
 
+def require_refusal_in_a_fork(group: Group, array: Any) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(not is_refused_in_a_fork(call) for call in (lambda: group.all_reduce(array), array.get)))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def refuse(here: Here) -> None:
     """What a rank must not pass is refused, and the group stays usable."""
     host, _, group = open_engine(here)
@@ -223,11 +230,7 @@ def refuse(here: Here) -> None:
             getattr(group, name)(rows)
         if here.rank == 0:
             runtime().standin_fail_allocations(-1, 0)
-    # The process has forked.
-    child = os.fork()
-    if child == 0:
-        os._exit(sum(not is_refused_in_a_fork(call) for call in (lambda: group.all_reduce(array), array.get)))
-    assert os.waitpid(child, 0)[1] == 0
+    require_refusal_in_a_fork(group, array)
     group.all_reduce(array)
     assert (array.get() == here.size**2).all()
     host.barrier()

@@ -18,7 +18,7 @@ from tests.support.cuda_ranks import RANKS_PER_HOST, Hold, OtherArray, device_ar
 from tests.support.lateness import stretched, tries
 from tests.support.orderings import without
 from tests.support.ranks import Here, report_of, run_ranks
-from tests.wire.test_nccl_engine import check_values, is_refused_in_a_fork
+from tests.wire.test_nccl_engine import check_values, require_refusal_in_a_fork
 
 from multiring import Group
 from multiring._runtime.engines import staged
@@ -357,10 +357,7 @@ def refuse(here: Here) -> None:
     other.stream = stream
     with pytest.raises((ArgumentError, MismatchError), match=r"is on device 1; want an array on device 0"):
         group.all_reduce(elsewhere if here.rank == 1 else array)
-    child = os.fork()
-    if child == 0:
-        os._exit(sum(not is_refused_in_a_fork(call) for call in (lambda: group.all_reduce(array), array.get)))
-    assert os.waitpid(child, 0)[1] == 0
+    require_refusal_in_a_fork(group, array)
     group.all_reduce(array)
     assert (array.get() == here.size**3).all()
     host.barrier()

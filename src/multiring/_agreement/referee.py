@@ -2,15 +2,13 @@
 
 from multiring._agreement.succession import VoteOutcome
 from multiring._agreement.vote_messages import (
-    ACCEPT,
     ASK,
     DECIDED,
-    PROMISE,
     PROPOSE,
-    REFUSE,
     VoteMessage,
     decode,
     encode,
+    voted,
 )
 from multiring._agreement.votes import Vote
 
@@ -43,10 +41,7 @@ class Referee:
             return outcome
         if message.generation > self._vote.generation:
             self._vote = Vote(message.generation)
-        is_question, ballot = message.kind == ASK, message.ballot
-        vote = self._vote.promise(ballot) if is_question else self._vote.accept(ballot, message.members)
-        kind = REFUSE if vote.promised != ballot else PROMISE if is_question else ACCEPT
-        self._vote = vote
-        answer = VoteMessage(kind, vote.generation, ballot=vote.promised, vote=vote)
+        kind, self._vote = voted(self._vote, message)
+        answer = VoteMessage(kind, self._vote.generation, ballot=self._vote.promised, vote=self._vote)
         outcome.sends.append((sender, encode(answer)))
         return outcome

@@ -18,6 +18,7 @@ from multiring._agreement.vote_messages import (
     VoteMessage,
     decode,
     encode,
+    voted,
 )
 from multiring._agreement.votes import (
     NO_BALLOT,
@@ -217,15 +218,12 @@ class Succession:
         if lead is not None and ballot > lead.ballot:
             self._give_way(2 * PATIENCE)
         if message.kind in (ASK, PROPOSE):
-            is_question = message.kind == ASK
-            vote = self._vote.promise(ballot) if is_question else self._vote.accept(ballot, message.members)
-            if vote.promised != ballot:
-                self._send(outcome, sender, REFUSE, ballot=vote.promised)
-                return
-            self._quiet = 0
-            self._waited = self._waited if is_question else 0
-            self._keep(outcome, vote)
-            self._send(outcome, sender, PROMISE if is_question else ACCEPT, ballot=ballot)
+            kind, vote = voted(self._vote, message)
+            if kind != REFUSE:
+                self._quiet = 0
+                self._waited = self._waited if kind == PROMISE else 0
+                self._keep(outcome, vote)
+            self._send(outcome, sender, kind, ballot=vote.promised)
         elif lead is not None and ballot == lead.ballot:
             if message.kind == PROMISE and lead.members is None:
                 lead.promises[sender] = message

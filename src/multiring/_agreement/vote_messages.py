@@ -51,6 +51,15 @@ class VoteMessage:
     leaving: bool = False
 
 
+def voted(vote: Vote, message: VoteMessage) -> tuple[str, Vote]:
+    """Return the kind of the answer to a question or a proposal, and the vote after it, the same if it is refused."""
+    is_question = message.kind == ASK
+    after = vote.promise(message.ballot) if is_question else vote.accept(message.ballot, message.members)
+    if after.promised != message.ballot:
+        return REFUSE, vote
+    return PROMISE if is_question else ACCEPT, after
+
+
 def encode(message: VoteMessage) -> bytes:
     """Return the message as bytes."""
     ended = [[member, _row(vote)] for member, vote in sorted(message.ended.items())]
