@@ -77,6 +77,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "lars": lambda parameters: mt.LARS(parameters, lr=1.0),
     "lamb": lambda parameters: mt.LAMB(parameters, lr=0.01),
     "muon": lambda parameters: mt.Muon([each for each in parameters if each.dim() > 1], lr=0.02),
+    "shampoo": lambda parameters: mt.Shampoo(
+        parameters, lr=0.01, eigendecomposition=mt.Eigendecomposition(frequency=3, block=8)
+    ),
 }
 
 

@@ -33,6 +33,11 @@ def _muon(model: nn.Module) -> Trained:
     return [matrices, torch.optim.AdamW(second["params"], 0.01)]
 
 
+def _shampoo(model: nn.Module) -> Trained:
+    # The default frequency of ten would leave few steps with bases.
+    return [mt.Shampoo(_groups(model), 0.02, eigendecomposition=mt.Eigendecomposition(frequency=4, block=6))]
+
+
 def _with(make: Make, *switches: Callable[[torch.optim.Optimizer, nn.Module], Any]) -> Make:
     def made(model: nn.Module) -> Trained:
         optimizers = make(model)
@@ -79,10 +84,12 @@ CASES: dict[str, Make] = {
     "LARC Adam": lambda model: [mt.LARC(torch.optim.Adam(_groups(model), 0.02))],
     "LARC Adam before": lambda model: [mt.LARC(torch.optim.AdamW(_groups(model), 0.02), order="before_moments")],
     "Muon": _muon,
+    "Shampoo": _shampoo,
     "lag": _with(lambda model: [_sgd(model)], _lag),
     "lag, everything": _with(lambda model: [mt.LAMB(_groups(model), 0.02)], _average, _schedule, _lag, _clip, _scale),
     "LARC, everything": _with(lambda model: [mt.LARC(_sgd(model))], _clip, _scale, _schedule, _average, _lag),
     "Muon, everything": _with(_muon, _lag, _clip, _scale, _schedule, _average),
+    "Shampoo, everything": _with(_shampoo, _lag, _clip, _scale, _schedule, _average),
     "clip, schedule, average": _with(lambda model: [_sgd(model, nesterov=True)], _clip, _schedule, _average),
     "loss scale": _with(lambda model: [_sgd(model)], _scale),
 }

@@ -401,6 +401,13 @@ ROWS: dict[str, Row] = {
         ),
         ("shard", "tensor"),
     ),
+    "`Shampoo`": Row(
+        ("Shampoo", "Eigendecomposition"),
+        _optimizer(
+            lambda each: mt.Shampoo(each, lr=0.01, eigendecomposition=mt.Eigendecomposition(frequency=2, block=8))
+        ),
+        ("shard", "tensor"),
+    ),
     "`save` and `load`": Row(("save", "load", "is_saved"), _saved),
     "`mean`, `metrics_hook`": Row(("mean", "metrics_hook", "MetricsHook"), _metrics),
     "`gather`": Row(("gather",), _gathered),

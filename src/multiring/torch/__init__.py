@@ -85,6 +85,7 @@ from multiring.torch.optim.larc import LARC
 from multiring.torch.optim.lars import LARS
 from multiring.torch.optim.muon import Muon, NewtonSchulz
 from multiring.torch.optim.parameter_groups import parameter_groups
+from multiring.torch.optim.shampoo import Eigendecomposition, Shampoo
 from multiring.torch.parallelizing.parallelize import parallelize
 from multiring.torch.path_agreement import device_path
 from multiring.torch.reporting import timeline as timeline
@@ -109,6 +110,7 @@ __all__ = [
     "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
+    "Eigendecomposition",
     "IterableDataset",
     "Max",
     "MetricsHook",
@@ -118,6 +120,7 @@ __all__ = [
     "PowerSGD",
     "ProcessSet",
     "Product",
+    "Shampoo",
     "Sum",
     "SyncBatchNorm",
     "accumulate",

@@ -25,6 +25,7 @@ def train(here: Here, helper: str) -> list[float]:
         "lamb": lambda: mt.LAMB(parameters, lr=0.01),
         "lars": lambda: mt.LARS(parameters, lr=0.1),
         "muon": lambda: mt.Muon([each for each in parameters if each.dim() > 1], lr=0.02),
+        "shampoo": lambda: mt.Shampoo(parameters, eigendecomposition=mt.Eigendecomposition(frequency=3)),
     }
     optimizer = optimizers.get(helper, lambda: torch.optim.SGD(parameters, lr=0.1))()
     options: dict[str, dict[str, Any]] = {
@@ -65,6 +66,7 @@ HELPERS = [
     "lamb",
     "lars",
     "muon",
+    "shampoo",
     "larc",
     "int8",
     "powersgd",

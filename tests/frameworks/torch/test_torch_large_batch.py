@@ -17,7 +17,7 @@ import multiring.torch as mt
 from multiring._gradients.loss_scale import LossScale
 from multiring.convergence import Constant, Steps, Warmup
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.torch.optim.muon import owners_of
+from multiring.torch.optim.division import owners_of
 
 STEPS = 5
 
@@ -240,6 +240,17 @@ def test_muon_is_torchs(rate: str | None, nesterov: bool) -> None:  # noqa: FBT0
     assert all(torch.equal(one, other) for one, other in zip(own, plain, strict=True))
 
 
+def test_a_copy_of_muon_steps_like_it() -> None:
+    own = matrices()
+    muon = mt.Muon(own, 0.1, iteration=mt.NewtonSchulz(precision=torch.float32))
+    train(muon, own)
+    copied = copy.deepcopy(muon)
+    others = copied.param_groups[0]["params"]
+    for each, parameters in ((muon, own), (copied, others)):
+        train(each, parameters)
+    assert all(torch.equal(one, other) for one, other in zip(own, others, strict=True))
+
+
 def test_muon_makes_singular_values_alike() -> None:
     # From zero weights and without decay, one step equals the update.
     filters = nn.Parameter(torch.zeros(4, 2, 3, 3))
@@ -251,10 +262,10 @@ def test_muon_makes_singular_values_alike() -> None:
 
 
 def test_matrices_are_dealt_by_their_cost() -> None:
-    shapes = [(64, 64), (8, 8), (64, 64), (8, 8), (32, 32)]
-    assert owners_of(shapes, 2) == [0, 1, 1, 1, 0] or owners_of(shapes, 2)[0] != owners_of(shapes, 2)[2]
-    assert set(owners_of(shapes, 3)) == {0, 1, 2}
-    assert owners_of(shapes, 1) == [0] * 5
+    costs = [786, 1, 786, 1, 98]
+    assert owners_of(costs, [0.0] * 2) == [0, 1, 1, 1, 0]
+    assert owners_of(costs, [0.0] * 3) == [0, 2, 1, 2, 2]
+    assert owners_of(costs, [0.0] * 1) == [0] * 5
 
 
 def test_muon_refuses_vectors() -> None:

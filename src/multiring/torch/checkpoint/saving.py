@@ -20,6 +20,7 @@ from multiring.torch.checkpoint.modules import (
     state_of_module,
 )
 from multiring.torch.checkpoint.tensors import TensorArrays
+from multiring.torch.gathered_state import gather_state
 from multiring.torch.interop import dtype_name, dtype_of
 from multiring.torch.parallelizing.held import Held, held_by, held_of_module
 from multiring.torch.path_agreement import settle_reductions
@@ -35,6 +36,7 @@ class _Torch(Framework):
     }
 
     def state(self, name: str, value: Any) -> SavedState:  # noqa: ARG002 -- the signature of Framework
+        gather_state(value)
         held = _in_stages(value)
         if held is not None:
             # Imported here, because the import takes half a second and few programs need it.

@@ -11,6 +11,7 @@ from multiring._frontend.elastic.state import ObjectState, all_or_nothing
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
+from multiring.torch.gathered_state import gather_state
 from multiring.torch.gradients.optimizer import share_anew
 from multiring.torch.gradients.parameters import broadcast_parameters
 from multiring.torch.gradients.state import broadcast_optimizer_state
@@ -111,7 +112,13 @@ class OptimizerStateHandler(StateDictHandler):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         refuse_parts("TorchState", held_by(optimizer), _PARTED)
+        gather_state(optimizer)
         super().__init__(optimizer)
+
+    def save(self) -> None:
+        """Save the optimizer as it is now."""
+        gather_state(self.value)
+        super().save()
 
     def sync(self) -> None:
         """Replace the optimizer's state on every rank by that of rank `sync_root`, and save it."""

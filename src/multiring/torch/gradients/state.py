@@ -15,6 +15,7 @@ from multiring._frontend.process_sets import Members, ProcessSet, global_process
 from multiring._gradients.compression_state import KEY
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch.gathered_state import gather_state
 from multiring.torch.gradients.parameters import broadcast_tensors
 from multiring.torch.gradients.setup import require_optimizer
 from multiring.torch.interop import dense_strides, dtype_name, placed, refuse_unserved
@@ -57,6 +58,7 @@ def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: in
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ArgumentError("cannot broadcast torch.optim.LBFGS state: its steps depend on each rank's own loss")
         root = world_rank_in(members, root_rank)
+        gather_state(optimizer)
         tensors: list[Tensor] = []
         text = ""
         if group.rank == root:

@@ -13,18 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from multiring._frontend.errors import internal_errors
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring._runtime import Group, is_initialized
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.interop import described
-from multiring.torch.parallelizing.held import held_by, is_dtensor
+from multiring.torch.optim.division import Divided, SharedResult, exchanged, owners_of
+from multiring.torch.parallelizing.held import is_dtensor
 from multiring.torch.step.gradients import buffers_of, evaluated, number, with_gradients
 
 _RATES = ("original", "match_rms_adamw")
@@ -66,7 +63,7 @@ class _Matrix:
         return rows, self.parameter.numel() // max(1, rows)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Divided):
     """torch.optim.Muon, with the work of a step divided among the ranks.
 
     On one rank, its results are bit-identical to torch's. The gradients have to be the same on all ranks, as a
@@ -120,11 +117,12 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": chosen.steps,
             "adjust_lr_fn": adjust_lr_fn,
         }
-        super().__init__(params, defaults)
         self._precision = chosen.precision
-        self._process_set = process_set
-        self._members: Group | None = None  # `_group` is its twin; rejoining a job replaces both
-        self._group: Group | None = None
+        super().__init__(params, defaults, process_set)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps."""
+        return {**super().__getstate__(), "_precision": self._precision}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, which have to be matrices of real numbers."""
@@ -179,27 +177,18 @@ class Muon(torch.optim.Optimizer):
         if not matrices:  # the same on all ranks, because their gradients are alike
             return []
         group = self._ranks()
-        if group is None or group.size == 1:
+        if group is None:
             return [self._iterated(each) for each in matrices]
-        owners = owners_of([each.shape for each in matrices], group.size)
-        counts = [each.parameter.numel() for each in matrices]
-        own = [i for i, owner in enumerate(owners) if owner == group.rank]
-        # Matrices of the host are gathered from the host; those of devices, from their first device.
-        devices = [each.parameter.device for each in matrices]
-        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-        flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision, device=device)
-        for i, place in zip(own, torch.split(flat, [counts[i] for i in own]), strict=True):
-            place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
-        with internal_errors("Muon"):
-            # The data type does not matter to the allgather, so it sends bytes.
-            whole = np.asarray(group.all_gather(on_host([flat])[0].view(torch.uint8).numpy()))
-        order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # the order of the gathered results
-        gathered = torch.from_numpy(whole)
-        if device.type != "cpu":
-            gathered = gathered.pin_memory()
-        numbers = torch.split(gathered.view(self._precision), [counts[i] for i in order])
-        found = dict(zip(order, numbers, strict=True))
-        return [found[i].to(devices[i], non_blocking=True).view(each.shape) for i, each in enumerate(matrices)]
+        # With sides s <= l, an iteration computes two products of s * s * l multiplications and one of s * s * s.
+        costs = [min(each.shape) ** 2 * (2 * max(each.shape) + min(each.shape)) for each in matrices]
+        owners = owners_of(costs, [0.0] * group.size)
+        own = {i: self._iterated(each) for i, each in enumerate(matrices) if owners[i] == group.rank}
+        places = [
+            SharedResult(owner, each.parameter.numel(), each.parameter.device)
+            for owner, each in zip(owners, matrices, strict=True)
+        ]
+        found = exchanged(group, own, places, self._precision, what="Muon")
+        return [flat.view(each.shape) for flat, each in zip(found, matrices, strict=True)]
 
     def _iterated(self, matrix: _Matrix) -> Tensor:
         group = matrix.group
@@ -213,15 +202,6 @@ class Muon(torch.optim.Optimizer):
             steps=group["ns_steps"],
             eps=group["eps"],
         )
-
-    def _ranks(self) -> Group | None:
-        held = held_by(self)
-        if not is_initialized() or not self._process_set.included() or (held is not None and held.stages is not None):
-            return None  # the ranks of a pipeline have different matrices
-        members = members_of(self._process_set).group
-        if self._members is not members:
-            self._members, self._group = members, members.twin()
-        return self._group
 
 
 def orthogonalised(
@@ -240,24 +220,6 @@ def orthogonalised(
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if is_tall else x
-
-
-def owners_of(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
-    """Return for each matrix the rank that orthogonalises it.
-
-    The costliest matrix is assigned first, each to the rank with the smallest load so far.
-
-    Args:
-        shapes: (rows, columns) of each matrix.
-        ranks: number of ranks.
-    """
-    # With sides s <= l, an iteration computes two products of s * s * l multiplications and one product of s * s * s.
-    costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
-    load, owners = [0] * ranks, [0] * len(shapes)
-    for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], i)):
-        owners[i] = load.index(min(load))
-        load[owners[i]] += costs[i]
-    return owners
 
 
 def _adjusted(rate: float, rule: str | None, shape: Sequence[int]) -> float:
