@@ -48,6 +48,15 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("simulate.md", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --sweep"): Run(
         "bound by", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --ranks 1,8"
     ),
+    ("simulate.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
+        "needs a profile; tests/pure/test_script_profile.py"
+    ),
+    ("profile.md", "multiring profile -- python train.py"): Read(
+        "tests/frameworks/torch/test_profile_command.py profiles scripts of several kinds"
+    ),
+    ("profile.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
+        "needs a profile; tests/pure/test_script_profile.py"
+    ),
     (
         "simulate.md",
         "multiring simulate --published benchmarks/evidence/foresight/published_runs.toml",

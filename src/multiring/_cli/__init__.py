@@ -25,6 +25,7 @@ _NAMES = (
     "manifest",
     "plan",
     "probe",
+    "profile",
     "run",
     "settings",
     "simulate",

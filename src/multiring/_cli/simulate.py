@@ -1,8 +1,8 @@
 """multiring simulate: predict the time of a training step on a cluster that need not exist.
 
-The topology is a known cluster or a topology file, with one rank for each accelerator. The model's gradients are
-reduced in buckets while backward continues, by the plans of `multiring plan`. The rate of one rank alone is a
-published one, or that of --rate.
+The topology is a known cluster or a topology file, with one rank for each accelerator. The gradients are reduced in
+buckets while backward continues, by the plans of `multiring plan`. The times of one rank alone are those of a profile
+(multiring profile), or of a known model at a published rate, or that of --rate.
 
 With --published FILE, the command predicts published runs instead, and grades its predictions.
 
@@ -13,15 +13,16 @@ rank alone, the time of all communication, the part of it that backward does not
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from multiring._cli.grading import show_grade
 from multiring._cli.output import show
+from multiring._cli.simulation import Subject, subject_of
 from multiring._runtime.rails.topology_file import read_topology
-from multiring._simulator.layers import layers_of, model_names, units_of
+from multiring._simulator.layers import model_names
 from multiring._simulator.presets import Preset, preset, preset_names
-from multiring._simulator.rates import rate_of
-from multiring._simulator.step import SimulatedStep, part_of, profile_of, step_of
+from multiring._simulator.step import SimulatedStep, part_of, step_of
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
 
@@ -34,7 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="NAME|FILE", help=f"one of {', '.join(preset_names())}, or a topology file"
     )
     parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(model_names())}")
-    parser.add_argument("--batch-per-rank", type=int, metavar="B", help="samples of a rank in one step")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="a profile of a script (multiring profile); several, each with another batch, give one --batch-per-rank",
+    )
+    parser.add_argument(
+        "--batch-per-rank", type=int, metavar="B", help="samples of a rank in one step (default: those of the profile)"
+    )
     parser.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: all of the cluster)")
     parser.add_argument("--sweep", action="store_true", help="1, 2, 4, 8, ... ranks, up to all of the cluster")
     parser.add_argument("--rate", type=float, metavar="R", help="samples/s of one rank alone (default: as published)")
@@ -45,35 +55,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for each number of ranks, or the grade of published runs, and return 0."""
     if arguments.published is not None:
-        for option in ("--topology", "--model", "--batch-per-rank", "--ranks", "--rate", "--sweep"):
+        for option in ("--topology", "--model", "--profile", "--batch-per-rank", "--ranks", "--rate", "--sweep"):
             if getattr(arguments, option[2:].replace("-", "_")) not in (None, False):
                 raise ArgumentError(
                     f"--published and {option}: the rows of a file say what to predict; leave out {option}"
                 )
         return show_grade(arguments.published, as_json=arguments.json)
-    for option in ("--topology", "--model", "--batch-per-rank"):
-        if getattr(arguments, option[2:].replace("-", "_")) is None:
-            raise ArgumentError(
-                f"{option} is missing: want --topology, --model and --batch-per-rank, or --published FILE"
-            )
+    if arguments.topology is None:
+        raise ArgumentError(
+            "--topology is missing: want --topology with --model and --batch-per-rank, or with --profile FILE; or "
+            "--published FILE"
+        )
     known, topology = _cluster(arguments.topology)
-    units = units_of(layers_of(arguments.model))
+    subject = subject_of(arguments, known)
     counts = _counts(arguments, topology)
-    if arguments.rate is None:
-        accelerator = "" if known is None else known.accelerator
-        published = rate_of(accelerator, arguments.model, arguments.batch_per_rank)
-        rate, source = published.samples_per_s, published.source
-    else:
-        rate, source = arguments.rate, "--rate"
     steps = [
-        step_of(profile_of(units, arguments.batch_per_rank, rate, count), part_of(topology, count)) for count in counts
+        step_of(subject.profile(count, subject.batch_per_rank, None), part_of(topology, count)) for count in counts
     ]
     if arguments.json:
-        show(json.dumps(_described(arguments, rate, source, known, steps), indent=1))
+        show(json.dumps(_described(arguments.topology, subject, known, steps), indent=1))
         return 0
-    show(f"{topology if known is None else known.title}: {arguments.model}, {arguments.batch_per_rank} samples a rank")
+    show(f"{topology if known is None else known.title}: {subject.title}")
     _table([_HEAD, *map(_cells, steps)])
-    show(f"One rank alone: {rate:g} samples/s ({source}). Forward is assumed to be a third of a step's compute.")
+    for remark in subject.remarks:
+        show(remark)
     if known is not None and known.usd_per_host_hour is not None:
         last = steps[-1]
         usd = last.hosts * known.usd_per_host_hour / 3600 / last.samples_per_s * 1e6
@@ -121,28 +126,31 @@ def _table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _described(
-    arguments: argparse.Namespace, rate: float, source: str, known: Preset | None, steps: Sequence[SimulatedStep]
+    cluster: str, subject: Subject, known: Preset | None, steps: Sequence[SimulatedStep]
 ) -> dict[str, object]:
     """Return the JSON object: times in seconds."""
     return {
-        "topology": arguments.topology,
-        "model": arguments.model,
-        "batch_per_rank": arguments.batch_per_rank,
-        "samples_per_s_of_one_rank": rate,
-        "source_of_rate": source,
+        "topology": cluster,
+        "batch_per_rank": subject.batch_per_rank,
+        **subject.described,
         "sources_of_topology": {} if known is None else dict(known.sources),
-        "steps": [
-            {
-                "ranks": step.ranks,
-                "hosts": step.hosts,
-                "step_s": step.seconds.total,
-                "compute_s": step.seconds.compute,
-                "exposed_s": step.seconds.exchange,
-                "communication_s": step.communication_s,
-                "samples_per_s": step.samples_per_s,
-                "efficiency": step.efficiency,
-                "bound": step.bound,
-            }
-            for step in steps
-        ],
+        "steps": [described_step(step) for step in steps],
+    }
+
+
+def described_step(step: SimulatedStep) -> dict[str, object]:
+    """Return a step for JSON: times in seconds."""
+    return {
+        "ranks": step.ranks,
+        "hosts": step.hosts,
+        "step_s": step.seconds.total,
+        "compute_s": step.seconds.compute,
+        "exposed_s": step.seconds.exchange,
+        "update_s": step.seconds.update,
+        "outside_s": step.seconds.outside,
+        "communication_s": step.communication_s,
+        "samples_per_s": step.samples_per_s,
+        "efficiency": step.efficiency,
+        "bound": step.bound,
+        "buckets": [asdict(each) for each in step.buckets],
     }

@@ -6,18 +6,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multiring._schedule import Collective
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import (
     Axis,
+    BucketTime,
     Compute,
+    GradientExchange,
     Parallelism,
-    Prices,
     Profile,
     Seconds,
     Unit,
-    buckets_of,
+    bucket_times,
     seconds_of,
 )
 
@@ -32,7 +32,8 @@ class SimulatedStep:
     """A step of all ranks together. Times are in seconds.
 
     `communication_s` is the sum of all all-reduces of gradients; `seconds.exchange` is the part of it that backward
-    does not hide. `efficiency` is the rate of a rank divided by that of one rank alone.
+    does not hide. `buckets` has each of these all-reduces. `efficiency` is the rate of a rank divided by that of one
+    rank alone.
     """
 
     ranks: int
@@ -41,6 +42,7 @@ class SimulatedStep:
     seconds: Seconds
     communication_s: float
     efficiency: float
+    buckets: Sequence[BucketTime] = ()
 
     @property
     def samples_per_s(self) -> float:
@@ -49,11 +51,19 @@ class SimulatedStep:
 
     @property
     def bound(self) -> str:
-        """What bounds the step: "compute" or "communication"."""
-        return "communication" if self.seconds.exchange >= _BOUND * self.seconds.total else "compute"
+        """What bounds the step: "compute", "communication", or "input or other work"."""
+        if self.seconds.exchange >= _BOUND * self.seconds.total:
+            return "communication"
+        return "input or other work" if self.seconds.outside > self.seconds.compute + self.seconds.update else "compute"
 
 
-def profile_of(units: Sequence[Unit], batch_per_rank: int, samples_per_s: float, ranks: int) -> Profile:
+def profile_of(
+    units: Sequence[Unit],
+    batch_per_rank: int,
+    samples_per_s: float,
+    ranks: int,
+    exchange: GradientExchange | None = None,
+) -> Profile:
     """Return the profile of a model of which the rate of one rank is known.
 
     Args:
@@ -61,6 +71,7 @@ def profile_of(units: Sequence[Unit], batch_per_rank: int, samples_per_s: float,
         batch_per_rank: the samples of a rank in one step.
         samples_per_s: the samples that one rank alone trains in a second.
         ranks: the number of ranks.
+        exchange: how gradients are averaged; by default in buckets of 25 MiB, exactly.
 
     Raises:
         ArgumentError: the batch or the rate is not positive.
@@ -69,7 +80,9 @@ def profile_of(units: Sequence[Unit], batch_per_rank: int, samples_per_s: float,
         raise ArgumentError(f"a batch of {batch_per_rank} at {samples_per_s:g} samples/s: want both above 0")
     step_s = batch_per_rank / samples_per_s
     compute = Compute(batch_per_rank, step_s * _FORWARD, step_s * (1 - _FORWARD))
-    return Profile(units=tuple(units), batch=batch_per_rank * ranks, compute=(compute,))
+    return Profile(
+        units=tuple(units), batch=batch_per_rank * ranks, compute=(compute,), exchange=exchange or GradientExchange()
+    )
 
 
 def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
@@ -83,20 +96,17 @@ def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
         raise ArgumentError(f"a batch of {profile.batch} samples cannot be cut into {ranks} equal parts")
     mix = Parallelism(((Axis.DATA, ranks),))
     seconds = seconds_of(mix, profile, topology)
-    communication_s = 0.0
-    if ranks > 1:
-        prices = Prices(mix, topology, profile.overheads.collective_s)
-        sizes = [size_bytes for _, size_bytes in buckets_of(profile.units)]
-        communication_s = sum(prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, each) for each in sizes)
-    # One rank alone trains its share of the batch in the same compute and update.
-    alone_s = seconds.compute + seconds.update
+    buckets = bucket_times(mix, profile, topology)
+    # One rank alone does all but the exchange in the same time.
+    alone_s = seconds.total - seconds.exchange
     return SimulatedStep(
         ranks=ranks,
         hosts=len(topology.hosts),
         batch=profile.batch,
         seconds=seconds,
-        communication_s=communication_s,
+        communication_s=sum(each.end_s - each.start_s for each in buckets),
         efficiency=alone_s / seconds.total,
+        buckets=tuple(buckets),
     )
 
 

@@ -6,5 +6,5 @@ from multiring.planner.parallelism.memory import Memory, memory_of
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices
-from multiring.planner.parallelism.profile import Compute, Overheads, Profile, Unit
-from multiring.planner.parallelism.seconds import Seconds, buckets_of, seconds_of
+from multiring.planner.parallelism.profile import Compute, GradientExchange, Overheads, Profile, Unit
+from multiring.planner.parallelism.seconds import BucketTime, Seconds, bucket_times, buckets_of, seconds_of

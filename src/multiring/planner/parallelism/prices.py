@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from multiring._schedule import Collective
+from multiring._schedule import Collective, Wire
 from multiring._topology import Link, Topology, grid_of
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.plan import Task, cheapest
@@ -24,13 +24,13 @@ class Prices:
         _, order = grid_of(topology)
         self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
 
-    def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
+    def collective_s(self, axis: Axis, collective: Collective, size_bytes: float, wire: Wire = Wire.NONE) -> float:
         """Return the seconds of one collective along `axis`.
 
-        `size_bytes` is the size of the whole buffer.
+        `size_bytes` is the size of the whole buffer, and `wire` the encoding between hosts.
         """
         rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
-        return self._each_s + max(_collective_s(line, collective, rounded) for line in self._lines[axis])
+        return self._each_s + max(_collective_s(line, collective, rounded, wire) for line in self._lines[axis])
 
     def message_s(self, axis: Axis, size_bytes: float) -> float:
         """Return the seconds of a message from one rank of `axis` to the next."""
@@ -38,10 +38,10 @@ class Prices:
 
 
 @lru_cache(maxsize=4096)
-def _collective_s(line: Topology, collective: Collective, size_bytes: int) -> float:
+def _collective_s(line: Topology, collective: Collective, size_bytes: int, wire: Wire) -> float:
     if line.ranks == 1:
         return 0.0
-    return cheapest(Task(collective=collective, size_bytes=size_bytes), line).predicted_seconds
+    return cheapest(Task(collective=collective, size_bytes=size_bytes, wire=wire), line).predicted_seconds
 
 
 def _message_s(line: Topology, size_bytes: float) -> float:

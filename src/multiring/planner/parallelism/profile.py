@@ -4,7 +4,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from multiring._schedule import Wire
 from multiring.errors import ArgumentError
+
+# torch's DistributedDataParallel and multiring's own buckets have this limit.
+_BUCKET_BYTES = 25 << 20
+_MOST_LAG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientExchange:
+    """How the ranks of a data axis average gradients.
+
+    A bucket is complete at `bucket_bytes`, and the first bucket at 1 MiB if that is less. `wire` encodes gradients
+    between hosts. With a `lag` of 1, a step uses the averages of the previous step's gradients, so that communication
+    has a whole step.
+
+    Raises:
+        ArgumentError: the limit is not positive, or the lag is neither 0 nor 1.
+    """
+
+    bucket_bytes: int = _BUCKET_BYTES
+    wire: Wire = Wire.NONE
+    lag: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < 1 or not 0 <= self.lag <= _MOST_LAG:
+            raise ArgumentError(
+                f"buckets of {self.bucket_bytes} bytes with a lag of {self.lag}: want 1 byte or more, and 0 or 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +84,8 @@ class Overheads:
     `update_s_per_dtensor` for each DTensor. `sharded_unit_s` is the time for each group of parameters that is gathered
     and reduced together, `split_module_s` for each module that a tensor axis divides, `microbatch_s` for each
     microbatch of a stage, and `copy_s_per_byte` for a copied byte. `sum_s_per_byte` is the time to add a byte of
-    gradients to the gradients of earlier microbatches.
+    gradients to the gradients of earlier microbatches. `outside_s` is the part of a step outside of forward, backward
+    and update: the wait for samples, and the program's own code.
     """
 
     collective_s: float = 0.0
@@ -69,6 +98,7 @@ class Overheads:
     microbatch_s: float = 0.0
     copy_s_per_byte: float = 0.0
     sum_s_per_byte: float = 0.0
+    outside_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +121,7 @@ class Profile:
     optimizer_states: int = 2
     overheads: Overheads = Overheads()
     divisor: int = 0
+    exchange: GradientExchange = GradientExchange()
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

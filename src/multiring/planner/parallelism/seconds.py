@@ -1,7 +1,7 @@
 """Forecast the time of a training step under a mix: compute, communication that is not hidden, and the update."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from multiring._schedule import Collective
 from multiring._topology import Topology
@@ -9,10 +9,10 @@ from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices
-from multiring.planner.parallelism.profile import Profile, Unit
+from multiring.planner.parallelism.profile import GradientExchange, Profile, Unit
 
-# torch's DistributedDataParallel uses bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first bucket.
-_BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
+# torch's DistributedDataParallel calls it _DEFAULT_FIRST_BUCKET_BYTES.
+_FIRST_BUCKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,53 +22,81 @@ class Seconds:
     compute: float
     exchange: float
     update: float
+    outside: float = 0.0
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
-        return self.compute + self.exchange + self.update
+        return self.compute + self.exchange + self.update + self.outside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketTime:
+    """When a bucket of gradients is complete and when its all-reduce starts and ends, in seconds of backward."""
+
+    size_bytes: int
+    ready_s: float
+    start_s: float
+    end_s: float
 
 
 def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
     """Return the seconds of a step of the whole batch under `parallelism`."""
     prices = Prices(parallelism, topology, profile.overheads.collective_s)
-    if parallelism.size(Axis.SHARD) > 1:
-        return _sharded(parallelism, profile, prices)
-    if parallelism.size(Axis.TENSOR) > 1:
-        return _tensor(parallelism, profile, prices)
-    if parallelism.size(Axis.PIPELINE) > 1:
-        return _pipeline(parallelism, profile, prices)
-    return _replicated(parallelism, profile, prices)
+    forecast = _replicated
+    for axis, other in ((Axis.PIPELINE, _pipeline), (Axis.TENSOR, _tensor), (Axis.SHARD, _sharded)):
+        forecast = other if parallelism.size(axis) > 1 else forecast
+    return replace(forecast(parallelism, profile, prices), outside=profile.overheads.outside_s)
 
 
 def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
     """Forecast data parallelism: a bucket is reduced as soon as it is complete, while backward continues."""
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
-    over = 0.0
-    if parallelism.ranks > 1:
-        for ready, size_bytes in buckets_of(profile.units):
-            copied_s = size_bytes * profile.overheads.copy_s_per_byte
-            reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes)
-            over = max(over, ready * compute.backward_s) + reduced_s + copied_s
-    return Seconds(
-        compute=compute.seconds,
-        exchange=max(0.0, over - compute.backward_s),
-        update=_update(profile, profile.parameter_bytes, plain=_count(profile.units)),
-    )
+    buckets = _bucket_times(parallelism, profile, prices)
+    late = max((each.end_s for each in buckets), default=0.0) - compute.backward_s
+    update = _update(profile, profile.parameter_bytes, plain=_count(profile.units))
+    if profile.exchange.lag:
+        # The averages of a step are used by the next step, whose buckets are reduced after those of this step.
+        busy = sum(each.end_s - each.start_s for each in buckets)
+        late = busy - (compute.seconds + update + profile.overheads.outside_s)
+    return Seconds(compute=compute.seconds, exchange=max(0.0, late), update=update)
 
 
-def buckets_of(units: Sequence[Unit]) -> list[tuple[float, int]]:
-    """Return, for each bucket of data parallelism, the part of backward after which it is complete, and its bytes."""
+def bucket_times(parallelism: Parallelism, profile: Profile, topology: Topology) -> list[BucketTime]:
+    """Return the buckets of a step under data parallelism, in the order of their reduction; none for one rank."""
+    return _bucket_times(parallelism, profile, Prices(parallelism, topology, profile.overheads.collective_s))
+
+
+def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) -> list[BucketTime]:
+    if parallelism.ranks == 1:
+        return []
+    backward_s = profile.compute_of(profile.batch / parallelism.data_ranks).backward_s
+    over, found = 0.0, []
+    for ready, size_bytes in buckets_of(profile.units, profile.exchange.bucket_bytes):
+        copied_s = size_bytes * profile.overheads.copy_s_per_byte
+        reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
+        start = max(over, ready * backward_s)
+        over = start + reduced_s + copied_s
+        found.append(BucketTime(size_bytes=size_bytes, ready_s=ready * backward_s, start_s=start, end_s=over))
+    return found
+
+
+def buckets_of(units: Sequence[Unit], bucket_bytes: int = GradientExchange().bucket_bytes) -> list[tuple[float, int]]:
+    """Return, for each bucket of data parallelism, the part of backward after which it is complete, and its bytes.
+
+    `bucket_bytes` completes a bucket.
+    """
     whole = sum(unit.seconds for unit in units) or 1.0
     found: list[tuple[float, int]] = []
-    done, waiting, most = 0.0, 0, _FIRST_BUCKET_BYTES
+    done, last, waiting, most = 0.0, 0.0, 0, min(_FIRST_BUCKET_BYTES, bucket_bytes)
     for unit in reversed(units):
         done += unit.seconds
         waiting += unit.parameter_bytes
+        last = done if unit.parameter_bytes else last
         if waiting >= most:
-            found.append((done / whole, waiting))
-            waiting, most = 0, _BUCKET_BYTES
-    return [*found, (1.0, waiting)] if waiting else found
+            found.append((last / whole, waiting))
+            waiting, most = 0, bucket_bytes
+    return [*found, (last / whole, waiting)] if waiting else found
 
 
 def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:

@@ -1,0 +1,209 @@
+"""multiring profile: scripts that train with torch, profiled without a change, and scripts that cannot be profiled."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multiring._cli import main
+from multiring._simulator.script_profile import ScriptProfile, script_profile_of
+from multiring.errors import StateError
+from multiring.torch.profiling.recorder import LEAST, WARM_UP, StepRecorder
+
+MODEL = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(240, 16), torch.randint(0, 4, (240,))), batch_size=8)
+"""
+LOOP = """
+for points, labels in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(points), labels).backward()
+    optimizer.step()
+open("ended", "w").close()
+"""
+OURS = (
+    MODEL + "import multiring.torch as mt\nmodel, optimizer, loader = mt.distribute(model, optimizer, loader)\n" + LOOP
+)
+DDP = (
+    MODEL.replace(
+        "optimizer =",
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)\noptimizer =",
+    )
+    + LOOP
+)
+ACCUMULATED = MODEL + (
+    "for number, (points, labels) in enumerate(loader):\n"
+    "    nn.functional.cross_entropy(model(points), labels).backward()\n"
+    "    if number % 3 == 2:\n"
+    "        optimizer.step()\n"
+)
+
+
+def profiled(folder: Path, script: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, "-m", "multiring", "profile", "--steps", "4", *words, "--", "python", "train.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+
+
+def profile_of(folder: Path, script: str, *words: str) -> ScriptProfile:
+    ended = profiled(folder, script, *words)
+    assert ended.returncode == 0, ended.stderr
+    return script_profile_of((folder / "profile.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("script", "form", "bucket_mib"),
+    [
+        (MODEL + LOOP, "plain torch", 25),
+        (OURS, "mt.distribute", 25),
+        ("import multiring.torch\n" + OURS, "mt.distribute", 25),
+        (DDP, "DistributedDataParallel", 1),
+    ],
+)
+def test_a_script_is_profiled(script: str, form: str, bucket_mib: int, tmp_path: Path) -> None:
+    found = profile_of(tmp_path, script)
+    assert (found.form, found.model, found.precision) == (form, "Sequential", "float32")
+    assert (found.samples, found.steps, found.bucket_bytes) == (8, 4, bucket_mib << 20)
+    sizes = {"0.weight": 4096, "0.bias": 256, "2.weight": 1024, "2.bias": 16}
+    assert {each.name: each.bytes for each in found.gradients} == sizes
+    # Backward reaches the last layer first.
+    assert {each.name for each in found.gradients[:2]} == {"2.weight", "2.bias"}
+    assert 0 < found.gradients[0].ready_s <= found.gradients[-1].ready_s < 2 * found.seconds.backward
+    parts = found.seconds
+    assert parts.input > 0
+    assert parts.step == pytest.approx(parts.input + parts.forward + parts.backward + parts.optimizer + parts.other)
+    assert found.peak_memory_bytes > 50 << 20
+    assert not (tmp_path / "ended").exists()
+
+
+def test_a_script_may_go_on_to_its_end(tmp_path: Path) -> None:
+    assert profile_of(tmp_path, MODEL + LOOP, "--to-end", "--ranks-per-host", "2").steps == 4
+    assert (tmp_path / "ended").exists()
+
+
+def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    found = profile_of(tmp_path, ACCUMULATED)
+    assert (found.samples, found.backwards) == (24, 3)
+    assert found.seconds.forward > found.seconds.backward / 2  # two of the three backwards are in it
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (MODEL + "print(model(torch.ones(1, 16)))", "the script made no step of an optimizer: want plain torch"),
+        (MODEL + LOOP.replace("in loader", "in list(loader)[:5]"), "the program made 5 optimizer steps"),
+        (
+            MODEL + "model = nn.DataParallel(model)\n" + LOOP,
+            "the model is a DataParallel, which multiring cannot profile",
+        ),
+        (
+            MODEL + LOOP.replace("optimizer.step()", "optimizer.step(lambda: model(points).sum().backward())"),
+            "the optimizer computes gradients in its step",
+        ),
+        (
+            MODEL
+            + "both = optimizer, torch.optim.SGD(model.parameters(), lr=0.1)\nturn = 0\n"
+            + LOOP.replace("optimizer.step()", "both[turn].step(); turn = 1 - turn"),
+            "steps alternate between optimizers",
+        ),
+        ("import os; os._exit(0)", "ended its process (os._exit) before a profile could be written"),
+    ],
+)
+def test_other_scripts_are_refused(script: str, reason: str, tmp_path: Path) -> None:
+    ended = profiled(tmp_path, script)
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_a_failing_script_keeps_its_error(tmp_path: Path) -> None:
+    ended = profiled(tmp_path, MODEL + "raise ValueError('no data')")
+    assert ended.returncode == 1
+    assert "ValueError: no data" in ended.stderr
+    assert "no step" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "no script: want multiring profile -- python train.py"),
+        (["--", "python", "-c", "pass"], "want a file, or -m with a module"),
+        (["--", "train.sh"], "train.sh: no such file; want a Python script"),
+        (["--steps", "1", "--", "x.py"], "want at least 3 steps"),
+    ],
+)
+def test_wrong_commands_are_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_another_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text("precious")
+    ended = profiled(tmp_path, MODEL + LOOP)
+    assert ended.returncode == 2
+    assert (tmp_path / "profile.json").read_text() == "precious"
+    assert not (tmp_path / "ended").exists()
+
+
+def steps(recorder: StepRecorder, count: int, *, at: int = 0, optimizers: int = 1) -> None:
+    """Make steps of 100 ns: 10 input, 5 other, 20 forward, 40 backward, 25 update; gradients after 15 and 30."""
+    for step in range(count):
+        begin = at + 100 * step
+        recorder.waited(10)
+        recorder.forward(begin + 15)
+        recorder.computed(4)
+        recorder.backward_begins(begin + 35)
+        recorder.is_ready("b", begin + 50)
+        recorder.is_ready("a", begin + 65)
+        recorder.backward_ends(begin + 75)
+        for number in range(optimizers):
+            recorder.update_begins(begin + 75 + number)
+            recorder.update_ends(begin + 100, number)
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_the_parts_of_a_step_add_up(optimizers: int) -> None:
+    completed: list[int] = []
+    recorder = StepRecorder(LEAST, 0, lambda: completed.append(1))
+    steps(recorder, WARM_UP + LEAST, optimizers=optimizers)
+    assert not completed  # a step ends when the next begins: another optimizer may belong to it
+    recorder.forward(100 * (WARM_UP + LEAST) + 15)
+    assert completed
+    found = recorder.measured()
+    assert (found.steps, found.samples, found.backwards) == (LEAST, 4, 1)
+    seconds = found.seconds
+    # Two optimizers' updates overlap here only because this test says so: 25 + 24 ns.
+    assert seconds.optimizer == pytest.approx([25e-9, 49e-9][optimizers - 1])
+    assert (seconds.input, seconds.forward, seconds.backward) == pytest.approx((10e-9, 20e-9, 40e-9))
+    assert [key for key, _ in found.ready] == ["b", "a"]
+    assert [at for _, at in found.ready] == pytest.approx([15e-9, 30e-9])
+    if optimizers == 1:
+        assert seconds.other == pytest.approx(5e-9)
+        assert seconds.step == pytest.approx(100e-9)
+
+
+def test_steps_that_differ_are_not_counted() -> None:
+    """An epoch's last batch is smaller, and a loss scaler leaves out an update."""
+    recorder = StepRecorder(9, 0, lambda: None)
+    steps(recorder, WARM_UP + 4)
+    at = 100 * (WARM_UP + 4)
+    recorder.forward(at)
+    recorder.computed(1)
+    recorder.backward_begins(at + 1)
+    recorder.backward_ends(at + 2)
+    recorder.update_begins(at + 3)
+    recorder.update_ends(at + 4, 0)
+    steps(recorder, 1, at=at + 4)
+    found = recorder.measured()
+    assert (found.steps, found.samples) == (5, 4)
+    few = StepRecorder(9, 0, lambda: None)
+    steps(few, WARM_UP + LEAST - 1)
+    with pytest.raises(StateError, match="want at least 6, 3 of them to warm up"):
+        few.measured()

@@ -1,0 +1,146 @@
+"""Profiles of scripts: their file, and the steps that are predicted from them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from multiring._cli import main
+from multiring._schedule import Collective, Wire
+from multiring._simulator.presets import preset
+from multiring._simulator.script_profile import (
+    PartSeconds,
+    ReadyGradient,
+    ScriptProfile,
+    script_profile_of,
+    step_profile_of,
+)
+from multiring._simulator.step import part_of, step_of
+from multiring.errors import ArgumentError
+from multiring.planner import Task, cheapest
+from multiring.planner.parallelism import Axis, GradientExchange, Parallelism, seconds_of
+
+_MIB = 1 << 20
+SECONDS = PartSeconds(
+    step=0.1, step_low=0.09, step_high=0.12, input=0.004, other=0.006, forward=0.03, backward=0.05, optimizer=0.01
+)
+PROFILE = ScriptProfile(
+    script="train.py",
+    form="plain torch",
+    model="Net",
+    precision="float32",
+    samples=32,
+    backwards=1,
+    steps=20,
+    threads=2,
+    seconds=SECONDS,
+    bucket_bytes=4 * _MIB,
+    peak_memory_bytes=300 * _MIB,
+    gradients=(
+        ReadyGradient("last", 2 * _MIB, 0.01),
+        ReadyGradient("middle", 6 * _MIB, 0.04),
+        ReadyGradient("first", _MIB, 0.045),
+    ),
+)
+
+
+def test_a_file_gives_the_profile_back() -> None:
+    assert script_profile_of(PROFILE.as_text()) == PROFILE
+
+
+def test_the_step_is_priced_as_parallelize_prices_it() -> None:
+    """Buckets start when their last gradient is ready, in order, and each takes what its plan takes."""
+    cluster = part_of(preset("ddl").topology, 8)
+    profile = step_profile_of([PROFILE], 8)
+    step = step_of(profile, cluster)
+    assert step.seconds == seconds_of(Parallelism(((Axis.DATA, 8),)), profile, cluster)
+    assert [each.size_bytes for each in step.buckets] == [2 * _MIB, 6 * _MIB, _MIB]
+    assert [each.ready_s for each in step.buckets] == pytest.approx([0.01, 0.04, 0.045])
+    until = 0.0
+    for bucket in step.buckets:
+        task = Task(collective=Collective.ALL_REDUCE, size_bytes=bucket.size_bytes)
+        until = max(until, bucket.ready_s) + cheapest(task, cluster).predicted_seconds
+        assert bucket.end_s == pytest.approx(until)
+    assert step.seconds.compute == pytest.approx(0.08)
+    assert step.seconds.update == pytest.approx(0.01)
+    assert step.seconds.outside == pytest.approx(0.01)
+    assert step.seconds.exchange == pytest.approx(max(0.0, until - 0.05))
+    one = step_of(step_profile_of([PROFILE], 1), part_of(cluster, 1))
+    assert one.seconds.total == pytest.approx(0.1)
+    assert (one.efficiency, list(one.buckets)) == (1.0, [])
+
+
+def test_a_lag_gives_communication_the_whole_step() -> None:
+    slow = replace(preset("fair").topology.rails[0], bandwidth_bytes_per_s=5e7)
+    cluster = replace(part_of(preset("fair").topology, 16), rails=(slow,))
+    at_once, later = (
+        step_of(step_profile_of([PROFILE], 16, exchange=GradientExchange(lag=lag)), cluster) for lag in (0, 1)
+    )
+    assert later.communication_s == at_once.communication_s > 0.1
+    assert later.seconds.total == pytest.approx(later.communication_s)
+    assert at_once.seconds.total > later.seconds.total
+    halved = step_of(step_profile_of([PROFILE], 16, exchange=GradientExchange(wire=Wire.BF16)), cluster)
+    assert 0.4 < halved.communication_s / at_once.communication_s < 0.7
+
+
+def test_batches_between_two_profiles_are_interpolated() -> None:
+    twice = replace(PROFILE, samples=64, seconds=replace(SECONDS, step=0.16, forward=0.05, backward=0.09))
+    step = step_of(step_profile_of([twice, PROFILE], 1, 48), part_of(preset("ddl").topology, 1))
+    assert step.seconds.compute == pytest.approx(0.04 + 0.07)
+    assert step.batch == 48
+    with pytest.raises(ArgumentError, match="2 profiles with different batches: say which batch"):
+        step_profile_of([PROFILE, twice], 1)
+    with pytest.raises(ArgumentError, match="want one model with different batches"):
+        step_profile_of([PROFILE, replace(twice, gradients=PROFILE.gradients[:2])], 1, 48)
+
+
+def test_the_command_predicts_from_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(PROFILE.as_text())
+    assert main(["simulate", "--topology", "ddl", "--profile", str(file), "--ranks", "1,8"]) == 0
+    said = capsys.readouterr().out
+    assert "Net of train.py, 32 samples a rank" in said
+    assert "Measured on one rank (plain torch, float32, 2 threads)" in said
+    assert main(["simulate", "--topology", "ddl", "--profile", str(file), "--ranks", "8", "--json"]) == 0
+    (step,) = json.loads(capsys.readouterr().out)["steps"]
+    assert step["step_s"] == step_of(step_profile_of([PROFILE], 8), part_of(preset("ddl").topology, 8)).seconds.total
+    assert len(step["buckets"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ('"samples": 32', '"samples": 0', "line 7, field samples: 0: want a whole number, 1 or more"),
+        ('"forward": 0.03', '"forward": -0.03', "line 17, field seconds.forward: -0.03: want a number, 0 or more"),
+        ('"backward": 0.05', '"backward": 0', "line 18, field seconds.backward: 0: want a number above 0"),
+        ('"threads": 2', '"threads": 2, "speed": 1', "field speed: unknown: want script, form, model"),
+        ('"model": "Net",', "", "the file lacks model"),
+        ('"bytes": 6291456', '"bytes": "6 MiB"', "line 25, field gradients[1].bytes: '6 MiB': want a whole number"),
+        (
+            '"ready_s": 0.045',
+            '"ready_s": 0.03',
+            "line 26, field gradients[2].ready_s: 0.03 is before the gradient above",
+        ),
+        ('"ready_s": 0.045', '"ready_s": NaN', "field gradients[2].ready_s: nan: want a number, 0 or more"),
+        ('"multiring_profile": 1', '"multiring_profile": 9', "line 2, field multiring_profile: want 1"),
+        ('"multiring_profile": 1', '"profile": 1', 'not a profile: no field "multiring_profile"'),
+        ('"samples": 32', '"samples": 32,,', "not a profile: Expecting property name"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    before: str, after: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PROFILE.as_text()
+    assert text.count(before) == 1
+    file = tmp_path / "profile.json"
+    file.write_text(text.replace(before, after))
+    assert main(["simulate", "--topology", "ddl", "--profile", str(file)]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_profiles_exclude_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--topology", "ddl", "--profile", "x", "--model", "vgg16"]) == 2
+    assert "--profile has the script's own times: leave out --model" in capsys.readouterr().err
+    assert main(["simulate", "--topology", "ddl", "--profile", str(tmp_path)]) == 2
+    assert "want a file of multiring profile" in capsys.readouterr().err
