@@ -1,6 +1,8 @@
 """Measure the cost of the parts of a large-batch step.
 
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/promises/large_batch_speed.py muon
+    OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/promises/large_batch_speed.py shampoo --rounds 30
+    OMP_NUM_THREADS=1 multiring run -n 1 -- python benchmarks/promises/large_batch_speed.py shampoo-step --rounds 5
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/promises/large_batch_speed.py noise
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/promises/large_batch_speed.py precision --rounds 40
 
@@ -8,6 +10,10 @@ Run this on a quiet machine, on two ranks with one thread each.
 
 muon       One Muon update of ResNet-50's filters, by both ranks together relative to one rank alone.
            The aim is at most 0.6.
+shampoo    CPU seconds of a rank in ten Shampoo updates of a transformer, which refresh the bases once: of both ranks
+           together relative to one rank alone. The floor is 1 / 1.6.
+shampoo-step  Ten training steps of a transformer on one rank with Shampoo, relative to AdamW, in alternating tens.
+           The floor is 1.35.
 noise      The share of a step that measuring the noise scale takes, timed by itself.
            The aim is at most 0.3 %, the floor 1 %.
 precision  Steps of ResNet-50 in bf16 with mixed_precision, relative to plain torch.autocast, in alternating steps.
@@ -19,6 +25,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +56,13 @@ def model() -> nn.Module:
     return made
 
 
+def transformer() -> nn.Module:
+    """Return a transformer of 3.4 million parameters."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, 0.0, batch_first=True)
+    return nn.Sequential(nn.Embedding(512, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 512))
+
+
 def timed(work: Callable[[], object]) -> float:
     """Return the seconds that `work` takes, starting when all ranks are ready."""
     mt.barrier()
@@ -72,6 +86,48 @@ def muon(rounds: int) -> None:
         for own, optimizer in zip(times, optimizers, strict=True):
             own.append(timed(optimizer.step))
     show("muon, two ranks / one", times[0][1:], times[1][1:])
+
+
+def shampoo(rounds: int) -> None:
+    """Measure the CPU time of Shampoo updates by both ranks together and by each rank alone."""
+    sets = [mt.add_process_set([0]), mt.add_process_set([1])]
+    optimizers = []
+    for process_set in (mt.global_process_set, sets[mt.rank()]):
+        parameters = list(transformer().parameters())
+        for number, each in enumerate(parameters):
+            each.grad = torch.randn(each.shape, generator=torch.Generator().manual_seed(number))
+        optimizers.append(mt.Shampoo(parameters, process_set=process_set))
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds + 2):
+        for own, optimizer in zip(times, optimizers, strict=True):
+            mt.barrier()
+            began = time.process_time()
+            for _ in range(10):
+                optimizer.step()
+            own.append(time.process_time() - began)
+    show("shampoo, CPU time of a rank, two ranks / one", times[0][2:], times[1][2:])
+
+
+def shampoo_step(rounds: int) -> None:
+    """Time training steps of a transformer with Shampoo and with AdamW, alternately."""
+    work = []
+    for make in (mt.Shampoo, torch.optim.AdamW):
+        net = transformer()
+        work.append((net, make(net.parameters(), 1e-3)))
+    words = torch.randint(512, (16, 129))
+
+    def steps(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds + 1):
+        for own, pair in zip(times, work, strict=True):
+            own.append(timed(partial(steps, *pair)) / 10)
+    show("step with shampoo / with AdamW", times[0][1:], times[1][1:])
 
 
 def noise(rounds: int) -> None:
@@ -151,15 +207,18 @@ def show(what: str, one: list[float], other: list[float]) -> None:
     mt.print_once(f"{what}: {interval}; medians {medians}, {len(one)} rounds, {platform.machine()}")
 
 
+_WORK = {"muon": muon, "shampoo": shampoo, "shampoo-step": shampoo_step, "noise": noise, "precision": precision}
+
+
 def main() -> None:
     """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("muon", "noise", "precision"))
+    parser.add_argument("what", choices=sorted(_WORK))
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     mt.init(process_sets="dynamic")
     torch.set_num_threads(1)
-    {"muon": muon, "noise": noise, "precision": precision}[options.what](options.rounds)
+    _WORK[options.what](options.rounds)
 
 
 if __name__ == "__main__":
