@@ -181,6 +181,25 @@ def test_near_duplicates_of_one_product_can_be_divided(tmp_path: Path) -> None:
         assert read_split(project, "again").digest == divided.digest
 
 
+def test_near_duplicates_that_came_into_two_parts_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with with_pictures(folder, 8) as project:
+        label(project, {f"p{n:02}.png": "cat" if n % 2 else "dog" for n in range(8)})
+        parts = make_split(project, {"train": 0.5, "test": 0.5}).parts
+        make_split(project, {"train": 0.5, "test": 0.5}, name="near", divide_near=True)
+        assert "divided by a split" not in kinds(project)
+        one, other = parts["train"][0], parts["test"][0]
+        with Image.open(folder / one) as picture:
+            picture.resize((picture.width * 3 // 4, picture.height * 3 // 4)).save(folder / other)
+        project.scan()
+        assert kinds(project)["divided by a split"] == [tuple(sorted((one, other)))]
+        [found] = [each for each in check_project(project).findings if each.kind == "divided by a split"]
+        assert found.severity == "warning"
+        assert f"{other!r} in 'test', {one!r} in 'train'" in found.text
+        (project.runs / "splits" / "near.json").write_text("{}")
+        assert kinds(project)["damaged split"] == [()]
+
+
 def test_a_split_is_not_replaced_and_its_labels_are_known(tmp_path: Path) -> None:
     with planted(tmp_path / "a") as project:
         shares = {"train": 0.5, "test": 0.5}

@@ -72,6 +72,7 @@ def test_a_saved_model_gives_the_same_answers(tmp_path: Path) -> None:
         ({"digests": {"weights": "abc"}}, "64 hexadecimal digits"),
         ({"colour": 1}, "'colour' is unknown"),
         ({"multiring_model": 99}, "a newer multiring wrote it"),
+        ({"multiring_model": 1, "kind": "act"}, "format 1: models of the kind 'act' were different then; train it"),
         ({"architecture": "vgg"}, "architecture 'vgg': want one of resnet"),
         ({"arguments": {"depth": 3}}, "resnet has no argument 'depth'"),
         ({"arguments": {"width": 0}}, "width=0: want a whole number"),
@@ -87,6 +88,8 @@ def test_a_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dic
     (tmp_path / DESCRIPTION).write_text(json.dumps(values | change), encoding="utf-8")
     with pytest.raises(DataError, match=told):
         load_model(tmp_path)
+    (tmp_path / DESCRIPTION).write_text(json.dumps(values | {"multiring_model": 1}), encoding="utf-8")
+    assert load_model(tmp_path).description.classes == CLASSIFIER.classes  # other kinds are as they were
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from multiring.vision.checks.grouping import AlikePictures, classes_of, likeness
-from multiring.vision.duplicates import connected
+import numpy as np
+
+from multiring.errors import DataError
+from multiring.vision.checks.grouping import AlikePictures, classes_of, likeness, split_units
+from multiring.vision.checks.split_files import read_split, split_names
+from multiring.vision.duplicates import NearPairs, connected
 from multiring.vision.labels import Label, outside, to_json
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.records import ImageRecord, Labelling, ScanResult
@@ -80,6 +84,7 @@ def check_project(project: VisionProject, scan: ScanResult | None = None) -> Che
         *_duplicates(images, alike),
         *_balance(project.classes(), labellings),
         *_videos(images, alike),
+        *_divided(project, images, alike, labellings),
         *_oddities(images),
     ]
     usable = [each.path for each in images if each.is_usable]
@@ -211,6 +216,34 @@ def _videos(images: Sequence[ImageRecord], alike: AlikePictures) -> Iterator[Che
             f"video {video!r}: {len(paths)} frames, {near[video]} pairs of near duplicates; a split keeps it together"
         )
         yield CheckFinding(kind="video", severity=NOTE, text=text, pictures=paths)
+
+
+def _divided(
+    project: VisionProject, images: Sequence[ImageRecord], alike: AlikePictures, labellings: Mapping[str, Labelling]
+) -> Iterator[CheckFinding]:
+    """Yield what a new split would keep together and an existing one has in two parts.
+
+    Pictures change after a split was made: the third picture, which connects two others, may have come since.
+    """
+    nothing = np.zeros(0, np.int64)
+    none_near = NearPairs(first=nothing, second=nothing, similarity=np.zeros(0, np.float32))
+    for name in split_names(project):
+        try:
+            found = read_split(project, name)
+        except DataError as error:
+            yield CheckFinding(kind="damaged split", severity=ERROR, text=str(error))
+            continue
+        parts = {path: part for part, paths in found.parts.items() for path in paths}
+        links = replace(alike, near=none_near) if found.divides_near else alike
+        for unit in split_units(images, links, labellings, frozenset(parts)):
+            examples = {parts[path]: path for path in reversed(unit.members)}
+            if len(examples) > 1:
+                told = ", ".join(f"{path!r} in {part!r}" for part, path in sorted(examples.items()))
+                text = (
+                    f"split {name!r} has pictures that belong together in several parts: {told}; so scores would be "
+                    "of what was trained on. Make another split"
+                )
+                yield CheckFinding(kind="divided by a split", severity=WARNING, text=text, pictures=unit.members)
 
 
 def _oddities(images: Sequence[ImageRecord]) -> Iterator[CheckFinding]:

@@ -113,11 +113,16 @@ def read_split(project: VisionProject, name: str = "split") -> ProjectSplit:
     return found
 
 
+def split_names(project: VisionProject) -> list[str]:
+    """Return the names of the project's splits, ascending."""
+    return sorted(each.stem for each in (project.runs / "splits").glob("*.json"))
+
+
 def require_undivided(project: VisionProject, split: ProjectSplit) -> None:
     """Raise DataError if equal pictures, frames of a video or a stated group are in two parts of a split.
 
     `make_split` divides none of them, but a group or a video can be stated after it, and files can change. Near
-    duplicates are not compared again.
+    duplicates are not compared again; `check_project` does it.
     """
     parts = {path: part for part, paths in split.parts.items() for path in paths}
     firsts: dict[tuple[str, str], str] = {}

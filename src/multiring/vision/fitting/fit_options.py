@@ -9,7 +9,8 @@ from multiring.errors import ArgumentError
 from multiring.training.options import TrainingOptions
 from multiring.vision.models.architectures import ENCODERS, HEADS
 
-BASE_RATE = 0.3  # of the learning rate of random weights, for pretrained ones
+_BASE_RATE = 0.3  # of the learning rate of random weights, for pretrained ones
+_PLACES = ("detect", "segment")  # kinds that say where things are
 _MOST_SIZE = {"classify": 192, "detect": 320, "segment": 320, "act": 96}  # pixels, chosen by the recipe
 
 
@@ -23,6 +24,8 @@ class VisionOptions(TrainingOptions):
     val: str = "val"  # the part of the split that chooses the best checkpoint; empty: the last checkpoint is the best
     base: str = ""  # a file of pretrained weights for the network's encoder; empty: random weights
     base_digest: str = ""  # SHA-256 that the file of the option base must have; empty: any
+    fixed: int = 0  # of a pretrained encoder's four resolutions, how many keep their weights, the highest ones first
+    fixed_norms: bool = False  # the batch norms of a pretrained encoder keep their statistics
     architecture: str = "resnet"  # resnet, or efficientnet-lite0; by default, that of the option base
     width: int = 32  # channels of the first stage of resnet
     blocks: int = 2  # residual blocks of each of the four stages of resnet
@@ -50,25 +53,36 @@ class VisionOptions(TrainingOptions):
             require_number(name, getattr(self, name), below=1)
         if self.base_digest and not self.base:
             raise ArgumentError(f"base_digest={self.base_digest!r}, but no base: want the file by the option base")
+        for name in ("fixed", "fixed_norms"):
+            if getattr(self, name) and not self.base:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}, but no base: want the file by the option base")
         if self.val == self.train:
             raise ArgumentError(
                 f"val={self.val!r} is the part to train on: want another part of the split, or an empty value"
             )
         require_number("cache_mib", self.cache_mib)
         require_number("frames", self.frames, 2)
+        require_number("fixed", self.fixed)
         if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
             raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
 
 
-def epochs_by_size(samples: int, *, has_base: bool = False) -> int:
-    """Return the recipe's passes over all samples; pretrained weights need a ninth as many."""
-    return (
-        min(200, max(8, round(1800 / math.sqrt(samples)))) if not has_base else max(4, round(200 / math.sqrt(samples)))
-    )
+def _epochs_by_size(kind: str, samples: int, *, has_base: bool) -> int:
+    """Return the recipe's passes over all samples; pretrained weights need fewer."""
+    if not has_base:
+        return min(200, max(8, round(1800 / math.sqrt(samples))))
+    return max(4, round(200 / math.sqrt(samples))) * (2 if kind in _PLACES else 1)
 
 
-def recipe_by_size(
-    kind: str, samples: int, longer_side: int, *, batch: int = 0, epochs: int = 0, ranks: int = 1
+def recipe_by_size(  # noqa: PLR0913 -- all given by name
+    kind: str,
+    samples: int,
+    longer_side: int,
+    *,
+    batch: int = 0,
+    epochs: int = 0,
+    ranks: int = 1,
+    has_base: bool = False,
 ) -> dict[str, Any]:
     """Return the options that depend on the amount of data; a user's own values override them.
 
@@ -82,25 +96,29 @@ def recipe_by_size(
         batch: the samples of a step; 0: by the number of samples, and at least one for each rank.
         epochs: passes over all samples; 0: by the number of samples.
         ranks: the number of ranks.
+        has_base: the encoder begins with pretrained weights.
     """
     batch = batch or min(samples, max(ranks, 8 if samples < 64 else 16 if samples < 512 else 32))
-    epochs = epochs or epochs_by_size(samples)
+    epochs = epochs or _epochs_by_size(kind, samples, has_base=has_base)
     steps = max(1, samples // batch) * epochs
+    # What says where things are is new beside pretrained weights, and learns at the rate of a new network.
+    is_mostly_new = has_base and kind in _PLACES
     return {
         "kind": kind,
-        "fit": "letterbox" if kind in {"detect", "segment"} else "stretch",
+        "fit": "letterbox" if kind in _PLACES else "stretch",
         # A motion to the left and one to the right are two actions.
         "mirror": kind != "act",
         "optimizer": "adamw",
         "batch": batch,
         "epochs": epochs,
-        "rate": 1e-3 * math.sqrt(batch / 32),
+        "rate": 1e-3 * math.sqrt(batch / 32) * (_BASE_RATE if has_base and not is_mostly_new else 1.0),
         "weight_decay": 0.05,
-        "warmup": max(1.0, epochs / 20),
+        "warmup": epochs / 10 if is_mostly_new else max(1.0, epochs / 20),
         "ema": min(0.999, max(0.5, 1 - 20 / steps)),
         "clip": 5.0,
         "evaluate_every": max(1.0, epochs / 20),
         "size": min(_MOST_SIZE[kind], max(32, 32 * math.ceil(longer_side / 32))),
         "log_every": max(1, min(10, steps // 20)),
         "peak": False,
+        **({"fixed": 1, "fixed_norms": True} if is_mostly_new else {}),
     }

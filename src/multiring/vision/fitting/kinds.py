@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError
@@ -10,6 +10,7 @@ from multiring.vision.fitting.augmentation import AugmentationPolicy
 from multiring.vision.fitting.classify_task import ClassifyTask
 from multiring.vision.fitting.detect_task import DetectTask
 from multiring.vision.fitting.fit_options import VisionOptions
+from multiring.vision.fitting.fixed_parts import fix_norms, fix_resolutions
 from multiring.vision.fitting.samples import PictureSamples, SampleOptions
 from multiring.vision.fitting.segment_task import SegmentTask
 from multiring.vision.fitting.targets import NOTHING, LabelledParts
@@ -17,6 +18,9 @@ from multiring.vision.models.architectures import DEVIATIONS, ENCODERS, HEADS
 from multiring.vision.models.base_weights import BaseWeights, load_base
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import VisionModel
+
+if TYPE_CHECKING:
+    from multiring.vision.models.residual import PictureEncoder
 
 VisionTask = ClassifyTask | DetectTask | SegmentTask
 
@@ -65,6 +69,10 @@ def build_task(
             load_base(model.network, base)
         if options.sync_norm and not options.plain:
             model.network = mt.convert_sync_batchnorm(model.network)
+        encoder = cast("PictureEncoder", model.network.encoder)
+        if options.fixed_norms:
+            fix_norms(encoder)
+        fix_resolutions(encoder, options.fixed)
         return model
 
     task = task_of(described, data, made, options.smoothing)

@@ -16,7 +16,7 @@ from multiring.training.options import given_options
 from multiring.training.run_folder import OPTIONS
 from multiring.vision.checks.split_files import make_split, read_split, require_undivided
 from multiring.vision.fitting.detect_task import DetectTask
-from multiring.vision.fitting.fit_options import BASE_RATE, VisionOptions, epochs_by_size, recipe_by_size
+from multiring.vision.fitting.fit_options import VisionOptions, recipe_by_size
 from multiring.vision.fitting.kinds import build_task, describe
 from multiring.vision.fitting.targets import UNSPLIT, LabelledParts, labelled_parts, require_enough
 from multiring.vision.models.base_weights import BaseWeights, load_base, read_base
@@ -202,9 +202,7 @@ def _recipe(data: LabelledParts, told: dict[str, Any], ranks: int) -> dict[str, 
     batch, epochs = (max(told.get(each, 0), 0) for each in ("batch", "epochs"))  # `VisionOptions` refuses others
     kind = told.get("kind", _DEFAULTS["kind"])
     has_base = bool(told.get("base"))
-    epochs = epochs or epochs_by_size(len(samples), has_base=has_base)
-    made = recipe_by_size(kind, len(samples), int(longer), batch=batch, epochs=epochs, ranks=ranks)
-    return {**made, "rate": made["rate"] * (BASE_RATE if has_base else 1)}
+    return recipe_by_size(kind, len(samples), int(longer), batch=batch, epochs=epochs, ranks=ranks, has_base=has_base)
 
 
 def _train(folder: Path, name: str, given: dict[str, Any]) -> Path | None:

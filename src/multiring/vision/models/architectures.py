@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from multiring.errors import DataError
-from multiring.vision.models.clip_classifier import ClipClassifier
+from multiring.vision.models.clip_classifier import ENCODER_OUTPUTS, ClipClassifier
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.detector import CentrePointDetector
 from multiring.vision.models.efficientnet import EfficientNetLite0
-from multiring.vision.models.residual import PictureClassifier, PictureEncoder, ResidualEncoder
+from multiring.vision.models.residual import OUTPUTS, PictureClassifier, PictureEncoder, ResidualEncoder
 from multiring.vision.models.segmenter import PictureSegmenter
 
 LITE0 = "efficientnet-lite0"
@@ -57,10 +57,11 @@ def build_network(description: ModelDescription) -> nn.Module:
     """
     given = require_arguments(description.kind, description.architecture, description.arguments)
     encoder: PictureEncoder
+    levels = ENCODER_OUTPUTS if description.kind == "act" else OUTPUTS
     if description.architecture == LITE0:
-        encoder = EfficientNetLite0(has_top=description.kind == "classify")
+        encoder = EfficientNetLite0(has_top=description.kind == "classify", outputs=levels)
     else:
-        encoder = ResidualEncoder(given["width"], given["blocks"])
+        encoder = ResidualEncoder(given["width"], given["blocks"], levels)
     outputs = description.outputs
     if description.kind == "classify":
         return PictureClassifier(encoder, outputs)

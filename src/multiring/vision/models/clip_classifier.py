@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from multiring.vision.models.residual import PictureEncoder
 
-_STAGE = 2  # of the encoder's outputs: 1/16 of the resolution, where places still differ
+ENCODER_OUTPUTS = 3  # up to 1/16 of the resolution, where places still differ
 
 
 def _over_time(inputs: int, outputs: int) -> nn.Sequential:
@@ -25,7 +25,7 @@ class ClipClassifier(nn.Module):
     """A network that returns one logit for each class of a clip.
 
     Args:
-        encoder: returns features of pictures.
+        encoder: returns features of pictures; those of the lowest resolution are used. See ENCODER_OUTPUTS.
         outputs: the number of logits.
         width: channels of the convolutions over time.
     """
@@ -33,13 +33,13 @@ class ClipClassifier(nn.Module):
     def __init__(self, encoder: PictureEncoder, outputs: int, width: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.over_time = nn.Sequential(_over_time(encoder.channels[_STAGE], width), _over_time(width, width))
+        self.over_time = nn.Sequential(_over_time(encoder.channels[-1], width), _over_time(width, width))
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, outputs) for clips (n, frames, 3, h, w)."""
         frames = x.shape[1]
-        features = self.encoder(x.flatten(0, 1))[_STAGE]
+        features = self.encoder(x.flatten(0, 1))[-1]
         clips = features.unflatten(0, (-1, frames)).transpose(1, 2)
         changes = clips - clips.mean(2, keepdim=True)
         logits: Tensor = self.head(self.over_time(changes).mean((2, 3, 4)))

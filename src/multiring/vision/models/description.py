@@ -18,7 +18,7 @@ KINDS = ("classify", "detect", "segment", "act")
 FITS = ("stretch", "letterbox")
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 DIGESTS = ("labels", "split", "weights", "base")
-_FORMAT = 1
+_FORMAT = 2  # in format 1, a model of the kind "act" had an encoder stage that nothing used
 _FUNCTION = ("kind", "classes", "size", "fit", "frames", "mean", "std", "architecture", "arguments", "has_nothing")
 _KEY = "multiring_model"
 _MOST_SIDE, _MOST_FRAMES, _MOST_CLASSES = 4096, 1024, 255
@@ -130,8 +130,13 @@ class ModelDescription:
             raise DataError(f"{what} is no JSON: {error}") from error
         if not isinstance(told, dict) or _KEY not in told:
             raise DataError(f"{what} does not describe a model: want a file that `multiring vision train` wrote")
-        if told.pop(_KEY) != _FORMAT:
-            raise DataError(f"{what} has another format than {_FORMAT}: a newer multiring wrote it; update multiring")
+        version = told.pop(_KEY)
+        if version == 1 and told.get("kind") == "act":
+            raise DataError(f"{what} has the format 1: models of the kind 'act' were different then; train it again")
+        if version not in {1, _FORMAT}:
+            raise DataError(
+                f"{what} has the format {version!r}, not {_FORMAT}: a newer multiring wrote it; update multiring"
+            )
         names = {each.name for each in fields(cls)}
         required = {"kind", "classes", "size", "architecture"}
         if wrong := sorted((set(told) - names) | (required - set(told))):

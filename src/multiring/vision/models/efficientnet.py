@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from multiring.vision.models.residual import PictureEncoder
+from multiring.vision.models.residual import OUTPUTS, PictureEncoder
 
 # The stages: size of the depthwise kernels, stride, factor of the expansion, channels of the output, blocks.
 _STAGES = (
@@ -21,7 +21,7 @@ _STAGES = (
     (3, 1, 6, 320, 1),
 )
 BLOCKS = tuple(blocks for *_, blocks in _STAGES)  # of each stage
-_LAST_OF_RESOLUTION = (1, 2, 4, 6)  # the last stages at 1/4, 1/8, 1/16 and 1/32 of the resolution
+_LAST_OF_RESOLUTION = (1, 2, 4, 6)  # the last stages at 1/4, 1/8, 1/16 and 1/32 of the resolution; OUTPUTS of them
 _STEM, _TOP = 32, 1280  # channels
 _EPSILON = 1e-3  # of batch norms, as the pretrained weights had it
 
@@ -81,20 +81,22 @@ class EfficientNetLite0(PictureEncoder):
     Args:
         has_top: the features of the lowest resolution go through the 1x1 convolution to 1280 channels that precedes
             the classes of the original.
+        outputs: how many features it returns; it has no stages beyond the last of them.
     """
 
-    def __init__(self, *, has_top: bool) -> None:
+    def __init__(self, *, has_top: bool, outputs: int = OUTPUTS) -> None:
         super().__init__()
-        widths = [_STAGES[number][3] for number in _LAST_OF_RESOLUTION]
-        self.channels = (widths[0], widths[1], widths[2], _TOP if has_top else widths[3])
+        self.last_stages = _LAST_OF_RESOLUTION[:outputs]
+        widths = [_STAGES[number][3] for number in self.last_stages]
+        self.channels = (*widths[:-1], _TOP if has_top else widths[-1])
         self.stem = nn.Sequential(*_layer(3, _STEM, 3, 2), nn.ReLU6(inplace=True))
         stages: list[nn.Module] = []
         inputs = _STEM
-        for size, stride, factor, outputs, blocks in _STAGES:
-            first = InvertedResidual(inputs, outputs, size, stride, factor)
-            rest = [InvertedResidual(outputs, outputs, size, 1, factor) for _ in range(blocks - 1)]
+        for size, stride, factor, own, blocks in _STAGES[: 1 + self.last_stages[-1]]:
+            first = InvertedResidual(inputs, own, size, stride, factor)
+            rest = [InvertedResidual(own, own, size, 1, factor) for _ in range(blocks - 1)]
             stages.append(nn.Sequential(first, *rest))
-            inputs = outputs
+            inputs = own
         self.stages = nn.ModuleList(stages)
         top = [*_layer(inputs, _TOP), nn.ReLU6(inplace=True)] if has_top else []
         self.top = nn.Sequential(*top)
@@ -103,13 +105,13 @@ class EfficientNetLite0(PictureEncoder):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return features at 1/4, 1/8, 1/16 and 1/32 of the resolution of x, (n, 3, h, w)."""
+        """Return features at 1/4, 1/8, ... of the resolution of x, (n, 3, h, w)."""
         found = []
         # On a CPU, convolutions of single channels are half as fast again in this order of the memory.
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
         for number, stage in enumerate(self.stages):
             x = stage(x)
-            if number in _LAST_OF_RESOLUTION:
+            if number in self.last_stages:
                 found.append(x)
         found[-1] = self.top(found[-1])
         return found

@@ -10,6 +10,8 @@ deeper stem of He et al. 2019, arXiv:1812.01187.
 import torch
 from torch import Tensor, nn
 
+OUTPUTS = 4  # of a whole encoder
+
 
 def convolution(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:
     """Return a convolution with batch norm and ReLU."""
@@ -42,13 +44,19 @@ class ResidualBlock(nn.Module):
 
 
 class PictureEncoder(nn.Module):
-    """A network that returns features of pictures at 1/4, 1/8, 1/16 and 1/32 of their resolution.
+    """A network that returns features of pictures at 1/4, 1/8, 1/16 and 1/32 of their resolution, or the first of them.
 
     Attributes:
-        channels: the channels of the four outputs.
+        channels: the channels of each output.
+        stem: what comes before the stages.
+        stages: its stages; an encoder that returns fewer features has no stages beyond them.
+        last_stages: the number of the stage that each output is of.
     """
 
-    channels: tuple[int, int, int, int]
+    channels: tuple[int, ...]
+    stem: nn.Sequential
+    stages: nn.ModuleList
+    last_stages: tuple[int, ...]
 
 
 class ResidualEncoder(PictureEncoder):
@@ -57,25 +65,27 @@ class ResidualEncoder(PictureEncoder):
     Args:
         width: channels of the first stage; each later stage has twice as many.
         blocks: residual blocks of each stage.
+        outputs: the number of stages, each of which is an output.
     """
 
-    def __init__(self, width: int, blocks: int) -> None:
+    def __init__(self, width: int, blocks: int, outputs: int = OUTPUTS) -> None:
         super().__init__()
-        self.channels = (width, 2 * width, 4 * width, 8 * width)
+        self.channels = tuple(width << stage for stage in range(outputs))
+        self.last_stages = tuple(range(outputs))
         self.stem = nn.Sequential(convolution(3, width // 2, 2), convolution(width // 2, width), nn.MaxPool2d(2))
         stages: list[nn.Module] = []
         inputs = width
-        for number, outputs in enumerate(self.channels):
-            rest = [ResidualBlock(outputs, outputs, 1) for _ in range(blocks - 1)]
-            stages.append(nn.Sequential(ResidualBlock(inputs, outputs, 2 if number else 1), *rest))
-            inputs = outputs
+        for number, own in enumerate(self.channels):
+            rest = [ResidualBlock(own, own, 1) for _ in range(blocks - 1)]
+            stages.append(nn.Sequential(ResidualBlock(inputs, own, 2 if number else 1), *rest))
+            inputs = own
         self.stages = nn.ModuleList(stages)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the stages' outputs, at 1/4, 1/8, 1/16 and 1/32 of the resolution of x, (n, 3, h, w)."""
+        """Return the stages' outputs, at 1/4, 1/8, ... of the resolution of x, (n, 3, h, w)."""
         found = []
         # On a CPU, a training takes a fifth less time in this order of the memory.
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
