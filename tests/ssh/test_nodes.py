@@ -2,7 +2,9 @@
 
 import signal
 
-from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
+from tests.support import secret_search
+from tests.support.secret_search import secret_shown
+from tests.support.ssh_hosts import HOME, RUN, UID, Process, SshHosts
 
 AGAIN = """
 import os, sys
@@ -24,6 +26,7 @@ if "stay" in sys.argv:
 def node(hosts: SshHosts, number: int, *words: str, nodes: int = 2, secret: str = "s" * 32) -> Process:
     """Start one node."""
     hosts.write("key", secret, [number])
+    hosts.as_root(hosts.lab.hosts[number], f"chmod 600 {HOME}/key")
     place = ["--nodes", str(nodes), "--node-rank", str(number), "--meet", "host0:29400"]
     return hosts.start(number, [*RUN, *place, "-n", "2", *words], MULTIRING_SECRET_FILE=str(HOME / "key"))
 
@@ -80,3 +83,24 @@ def test_a_killed_node_0_ends_the_others(hosts: SshHosts) -> None:
     assert "the launcher was lost" in err
     for number in range(2):
         assert hosts.wait_until_gone(number) == []
+
+
+def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(hosts: SshHosts) -> None:
+    given = "the secret that the user gives to the nodes"
+    hosts.write("show.py", secret_search.SHOW)
+    there = node(hosts, 1, "show.py", "/none", secret=given)
+    here = node(hosts, 0, "show.py", "/none", secret=given)
+    assert here.stdout is not None
+    secrets = (given, secret_shown(here.stdout.readline()))
+    key = str(HOME / "key")
+    for number in range(2):
+        for secret in secrets:  # in environments that only the user can read
+            assert hosts.places_of(secret, number, "-", str(UID)) == []
+        assert hosts.places_of(given, number, "--left", "-", str(UID)) == [key]  # the search finds what is there
+    here.terminate()
+    for _, out, err in ends(here, there):
+        assert not any(secret in out + err for secret in secrets)
+    for number in range(2):
+        assert hosts.wait_until_gone(number) == []
+        for secret in secrets:
+            assert hosts.places_of(secret, number, "--left", "--but", key, "-") == []

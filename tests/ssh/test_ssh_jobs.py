@@ -6,7 +6,9 @@ import sys
 import time
 
 import pytest
-from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
+from tests.support import secret_search
+from tests.support.secret_search import secret_shown
+from tests.support.ssh_hosts import HOME, RUN, UID, Process, SshHosts
 
 from multiring.lab import parse_fault
 
@@ -186,34 +188,24 @@ def test_files_of_the_user_do_not_shadow_the_standard_library(hosts: SshHosts) -
     assert done.stdout.count("well") == 2, done.stderr
 
 
-def test_nobody_else_can_read_the_secret(hosts: SshHosts) -> None:
-    secret = "b7e151628aed2a6abf7158809cf4f3c7"  # noqa: S105 -- of this test
-    hosts.write("here.py", "import os\nopen('key', 'w').write(os.environ['MULTIRING_SECRET'])\n" + WORK)
-    hosts.write("work.py", WORK)
-    process = hosts.start(0, [*RUN, "--hosts", "host0:1,host1:1,host2:1", "here.py"], MULTIRING_SECRET=secret)
+def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(hosts: SshHosts) -> None:
+    given = "b7e151628aed2a6abf7158809cf4f3c7"
+    hosts.write("show.py", secret_search.SHOW)
+    words = [*RUN, "--hosts", "host0:1,host1:1,host2:1", "show.py", "/none"]
+    process = hosts.start(0, words, MULTIRING_SECRET=given)
     assert process.stdout is not None
-    for _ in range(3):
-        assert b"at work" in process.stdout.readline()
-    words = {secret, secret.encode().hex(), hosts.read(0, "key")}
-    assert len(words) == 3
-    script = """
-    for each in /proc/[0-9]*; do
-        echo "$(stat -c '%u %a' $each/environ 2>/dev/null) $each"
-        tr '\\0' '\\n' <$each/cmdline
-    done
-    """
-    looked = 0
-    for host in hosts.lab.hosts:
-        for line in hosts.as_root(host, script).splitlines():
-            looked += 1
-            assert not any(word in line for word in words), line
-            owner = re.match(r"(\d+) (\d+) /proc", line)
-            # The kernel lets only the owner read an environment.
-            assert owner is None or owner[2] == "400", line
-    assert looked > 30
+    secrets = (given, secret_shown(process.stdout.readline()))
+    for number in range(3):
+        for secret in secrets:  # in environments that only the user can read
+            assert hosts.places_of(secret, number, "-", str(UID)) == []
+    assert hosts.places_of(given, 0, "-") != []  # the search finds what is there
     process.terminate()
-    process.communicate(timeout=60)
+    told = b"".join(process.communicate(timeout=60)).decode()
+    assert not any(secret in told for secret in secrets)
     nothing_left(hosts)
+    for number in range(3):
+        for secret in secrets:
+            assert hosts.places_of(secret, number, "--left", "-") == []
 
 
 def test_horovodrun_takes_a_port_and_a_key(hosts: SshHosts) -> None:

@@ -5,6 +5,7 @@ hosts only. The machine's other files, such as this repository, are the same on 
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from tests.support import secret_search
 
 from multiring.lab import Lab, LabPlan
 from multiring.lab.host import Host
@@ -137,6 +140,13 @@ class SshHosts:
     def read(self, number: int, name: str) -> str:
         """Return the content of a file in the user's home folder on a host."""
         return self.as_root(self.lab.hosts[number], f"cat {HOME}/{name}")
+
+    def places_of(self, secret: str, number: int, *words: str) -> list[str]:
+        """Return where a secret is found on a host; `words` are those of `secret_search`, with "-" for the secret."""
+        host = self.lab.hosts[number]
+        self.as_root(host, "cat > /run/search.py", Path(secret_search.__file__).read_text("utf-8"))
+        found: list[str] = json.loads(self.as_root(host, f"python3 /run/search.py {' '.join(words)}", secret))
+        return found
 
     def processes_of_user(self, number: int) -> list[str]:
         """Return the command lines of the user's processes on a host."""

@@ -1,11 +1,13 @@
 """The same script, unchanged, under every available launcher."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support import secret_search
 
 from multiring._bench.install import installed
 
@@ -47,6 +49,36 @@ def run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedPr
 def test_mpiexec(mpi: str, tmp_path: Path) -> None:
     prefix, variables = mpi_job(mpi)
     assert_summed(run([*prefix, sys.executable, script_in(tmp_path)], variables))
+
+
+@pytest.mark.parametrize("mpi", LIBRARY)
+def test_under_mpiexec_the_secret_is_in_no_command_line_or_environment_or_file(mpi: str, tmp_path: Path) -> None:
+    prefix, variables = mpi_job(mpi)
+    program = tmp_path / "show.py"
+    program.write_text(secret_search.SHOW)
+    command = [*prefix, sys.executable, str(program), str(tmp_path / "found")]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            secret = job.stdout.readline().strip()
+            assert len(secret) == 64
+            assert places_of(secret) == []
+            (tmp_path / "found").write_text(secret)
+            assert places_of(secret, "--left", "--folders", str(tmp_path)) == [str(tmp_path / "found")]
+            errors = job.communicate(timeout=60)[1]  # a killed job may leave its MPI's shared memory
+        finally:
+            job.terminate()
+    assert job.returncode == 0, errors
+    assert secret not in errors
+    assert places_of(secret, "--left") == []
+
+
+def places_of(secret: str, *words: str) -> list[str]:
+    """Return where another user can read the secret of a job; of files, those in the folder of the MPIs' files."""
+    command = [sys.executable, secret_search.__file__, "--folders", "/dev/shm", *words, "-"]  # noqa: S108 -- as said
+    done = subprocess.run(command, input=secret, capture_output=True, text=True, timeout=110, check=True)
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def test_torchrun(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
+
+from tests.support import secret_search
 
 from multiring._settings import cache_folder, inherited_environment
 
@@ -197,12 +202,18 @@ class Podman:
             encoding="utf-8",
         )
 
-    def run(self, words: Sequence[str], folder: Path | None = None, timeout_s: float = DEADLINE_S) -> Done:
-        """Run a command, whose words may be podman's, in `folder`. podman leaves a file there if memory is used up."""
+    def run(
+        self, words: Sequence[str], folder: Path | None = None, timeout_s: float = DEADLINE_S, text: str = ""
+    ) -> Done:
+        """Run a command, whose words may be podman's, in `folder`, with `text` as its input.
+
+        podman leaves a file in the folder if memory is used up.
+        """
         done = subprocess.run(  # noqa: S603 -- the commands are this program's and the page's
             words,
             cwd=folder or self._folder,
             env=self.environment,
+            input=text,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -210,6 +221,19 @@ class Podman:
             check=False,
         )
         return Done(done.returncode, done.stdout)
+
+    def search(self, secret: str, *words: str) -> Done:
+        """Return where a secret is found on this host: in processes, in podman's own files, /run and /dev/shm.
+
+        Args:
+            secret: the secret.
+            words: the option `--left` of tests/support/secret_search.py, and the owners of environments.
+        """
+        cache = cache_folder() / "containers"
+        folders = [self._folder, cache / "secrets", cache / "overlay-containers", Path("/dev/shm"), Path("/run")]  # noqa: S108
+        command = [sys.executable, secret_search.__file__, "--folders", ",".join(map(str, folders))]
+        options, owners = ([word for word in words if (word[0] == "-") == is_option] for is_option in (True, False))
+        return self.run([*command, *options, "-", *owners], text=secret)
 
 
 def make_base(podman: Podman, folder: Path) -> None:
@@ -341,12 +365,10 @@ def clean(podman: Podman) -> None:
 
 
 def run_killed(podman: Podman, programs: Path, report: Report) -> None:
-    """Kill one of two containers: the other must name it and end."""
-    for words in (
-        ["podman", "network", "create", "lost"],
-        ["sh", "-c", "head -c 32 /dev/urandom | base64 | podman secret create lost -"],
-    ):
-        require(podman.run(words), " ".join(words))
+    """Kill one of two containers: the other must name it and end. Nobody else may read their secret at any time."""
+    secret = secrets.token_hex(32)
+    require(podman.run(["podman", "network", "create", "lost"]), "podman network create")
+    require(podman.run(["podman", "secret", "create", "lost", "-"], text=secret), "podman secret create")
     options = ["--network", "lost", "--secret", "lost", "-e", "MULTIRING_SECRET_FILE=/run/secrets/lost"]
     options += ["-v", f"{programs}:/work:ro", "multiring", "multiring", "run", "--nodes", "2", "--meet", "lost0:29400"]
     options += ["-n", "1"]
@@ -359,6 +381,13 @@ def run_killed(podman: Podman, programs: Path, report: Report) -> None:
             break
         time.sleep(0.5)
     began = time.monotonic()
+    # The ranks' user is 1000, also on the host.
+    shown = podman.search(secret, "1000")
+    control = podman.search(secret, "--left", "1000")  # podman's own file, which only root can read
+    is_right = shown.out == "[]\n" and "secretsdata" in control.out
+    told = Done(shown.code, f"readable by others: {shown.out}, by root: {control.out}")
+    report.add("a secret while the ranks run", told, is_right=is_right, took_s=time.monotonic() - began)
+    began = time.monotonic()
     require(podman.run(["podman", "kill", "lost1"]), "podman kill")
     waited = podman.run(["podman", "wait", "lost0"])
     took_s = time.monotonic() - began
@@ -366,7 +395,12 @@ def run_killed(podman: Podman, programs: Path, report: Report) -> None:
     code = int(waited.out.split()[-1])
     is_right = code != 0 and took_s < LOSS_S and "rank 1" in told.out
     report.add("a killed container", Done(code, told.out), is_right=is_right, took_s=took_s)
+    logs = [podman.run(["podman", "logs", f"lost{node}"]).out for node in (0, 1)]
     clean(podman)
+    began = time.monotonic()
+    left = podman.search(secret, "--left")
+    is_right = left.out == "[]\n" and not any(secret in log for log in logs)
+    report.add("a secret after the end", left, is_right=is_right, took_s=time.monotonic() - began)
 
 
 def main() -> int:
