@@ -72,7 +72,7 @@ BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
 BUILD_ON_TORCH = ("training", "vision", "_verify")
-ESTIMATORS = "spark"  # its estimator trains models of torch
+ESTIMATORS = "spark"  # its estimators train models of torch and of Keras, which runs on one of the others
 # The packages that start ranks on a cluster. Each is the only importer of its cluster's framework.
 CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",), "spark": ("pyspark",)}
 # torchrun's store is torch's: the one module below the adapters that may import it, once the store is used.

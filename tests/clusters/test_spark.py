@@ -84,7 +84,7 @@ def test_more_jobs_run_in_the_session(cases: dict[str, dict[str, Any]]) -> None:
 
 
 def test_nothing_is_left_behind(cases: dict[str, dict[str, Any]], hosts: ClusterHosts) -> None:
-    assert cases["again 2"]["case"] == "again"  # the last job has ended
+    assert "result" in cases["after the estimators"]  # the last job has ended
     check_nothing_left(hosts)
 
 
@@ -96,16 +96,47 @@ def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, A
     assert cases["secret"]["result"] == [[], [], [], []]
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_an_estimator_fits_and_transforms(cases: dict[str, dict[str, Any]], framework: str) -> None:
     found = cases[f"{framework} estimator"]["result"]
     history = found["history"]
     assert len(history["loss"]) == len(history["val_loss"]) == 12
     assert history["loss"][-1] < 0.01 < history["loss"][0]
     assert history["val_loss"][-1] < 0.01
+    assert ("mae" in history) == (framework == "keras")
     assert found["error"] < 0.3
-    assert (found["rows"], found["left"]) == (400, [])
+    assert found["rows"] == 400
     assert found["model"] == "Sequential"
+
+
+def test_an_estimator_fits_fewer_rows_than_a_batch(cases: dict[str, dict[str, Any]]) -> None:
+    losses = cases["few rows"]["result"]["history"]["loss"]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("no rows", "ArgumentError", "the DataFrame has no rows"),
+        ("no rows for validation", "ArgumentError", "with validation=1e-06, no rows are left for val_loss"),
+        ("no column", "ArgumentError", "the DataFrame has no column 'z'; want one of x, target"),
+        ("no value", "ArgumentError", "column 'x' has no value in 1 of 4 rows"),
+        ("texts", "ArgumentError", "column 'x' has the type string"),
+        ("transform without a column", "ArgumentError", "the DataFrame has no column 'x'; want one of target"),
+        ("a rank raises", "LaunchError", "ZeroDivisionError: rank 1 divides"),
+        ("a rank is killed", "LaunchError", "rank 1 was killed by SIGKILL"),
+    ],
+)
+def test_a_fit_that_fails_says_why_and_leaves_nothing(
+    cases: dict[str, dict[str, Any]], case: str, error: str, text: str
+) -> None:
+    check_refused(cases[case], error, text)  # an AssertionError if something is left
+
+
+def test_an_interrupted_fit_ends_its_ranks_and_leaves_nothing(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases["interrupted"]["result"] == "interrupted"
+    assert [each[:2] for each in cases["after the estimators"]["result"]] == [[0, 2], [1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +198,17 @@ def test_an_estimator_refuses_bad_arguments(changed: dict[str, Any], text: str) 
         TorchEstimator(**arguments)
 
 
+def test_the_keras_estimator_refuses_what_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from multiring.spark.keras_estimator import KerasEstimator  # noqa: PLC0415 -- needs Spark's environment
+
+    with pytest.raises(ArgumentError, match=r"want a keras\.Model"):
+        KerasEstimator(model=1, optimizer="sgd", loss="mse", feature_cols="x", label_cols="y", store="/nowhere")
+
+
 def test_horovods_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import horovod.spark, horovod.spark.torch\n"
+        "import horovod.spark, horovod.spark.torch, horovod.spark.keras\n"
         "from horovod.spark.common.store import LocalStore, Store\n"
         "print(Store.create('a').prefix_path, LocalStore('b'), horovod.spark.run.__module__)\n"
     )

@@ -16,6 +16,7 @@ WIDE = {
     "horovod/onpath/horovod/keras/__init__.py::DistributedOptimizer",
     "horovod/ray_executor.py::__init__",
     "horovod/spark_running.py::run",
+    "spark/keras_estimator.py::__init__",
     "spark/torch_estimator.py::__init__",
     "horovod/running.py::run",
     "keras/optimizer.py::DistributedOptimizer",

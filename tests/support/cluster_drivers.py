@@ -5,7 +5,6 @@ It runs several jobs in one session of the cluster, and prints one line of JSON 
 
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tests.support import cluster_programs as programs
 
 MARK = "CASE "  # the cluster's own messages are on the same output
@@ -100,6 +98,7 @@ def dask_jobs(address: str) -> None:
 
 def spark_jobs(address: str) -> None:
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- only one of the frameworks is there
+    from tests.support.estimator_cases import estimator_cases  # noqa: PLC0415 -- as above
 
     import multiring.spark  # noqa: PLC0415 -- as above
 
@@ -127,7 +126,9 @@ def spark_jobs(address: str) -> None:
     report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
     report("again", lambda: run(programs.tell_numbers, 4, start_timeout_s=60))
     report("horovod", _horovod_on_spark)
-    report("torch estimator", lambda: _estimate(session))
+    for case, job in estimator_cases(session).items():
+        report(case, job)
+    report("after the estimators", lambda: run(programs.tell_numbers, 2))
     session.stop()
 
 
@@ -146,42 +147,6 @@ def _wait_until_occupied(path: str, tasks: int) -> None:
     while len(list(Path(path).parent.iterdir())) <= tasks:
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-def _estimate(session: Any) -> dict[str, Any]:
-    """Fit a plane to points, and return the losses and the greatest error of the transformer."""
-    from pyspark.ml.linalg import Vectors  # noqa: PLC0415 -- only one of the frameworks is there
-
-    generator = np.random.default_rng(1)
-    points = generator.normal(size=(400, 3))
-    targets = points @ [1.0, -2.0, 0.5] + 0.25
-    rows = [
-        (Vectors.dense(point), point.tolist(), float(target)) for point, target in zip(points, targets, strict=True)
-    ]
-    frame = session.createDataFrame(rows, ["vector", "point", "target"]).repartition(2)
-    store = tempfile.mkdtemp()
-    options: dict[str, Any] = {"label_cols": "target", "store": f"file://{store}", "num_proc": 2, "batch_size": 20}
-    options |= {"epochs": 12, "validation": 0.2, "random_seed": 3}
-    import torch  # noqa: PLC0415 -- as above
-
-    from multiring.spark.torch_estimator import TorchEstimator  # noqa: PLC0415 -- as above
-
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    mse = torch.nn.functional.mse_loss
-    estimator = TorchEstimator(model=net, optimizer=sgd, loss=mse, feature_cols=["vector"], **options)
-    made = estimator.fit(frame)
-    outputs = made.transform(frame).select("target", "target__output").collect()
-    left = os.listdir(store)  # noqa: PTH208 -- names are what is compared
-    Path(store).rmdir()
-    return {
-        "history": made.history,
-        "error": max(abs(row["target"] - row["target__output"][0]) for row in outputs),
-        "rows": len(outputs),
-        "left": left,
-        "model": type(made.getModel()).__name__,
-    }
 
 
 def _horovod_on_spark() -> list[Any]:

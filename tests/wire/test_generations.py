@@ -57,8 +57,9 @@ def ask_for_a_failed_job(here: Here) -> None:
             group.barrier()
         with pytest.raises(
             StateError, match=r"has lost rank 1, so its group cannot be used: call multiring.shutdown\(\)"
-        ):
+        ) as told:
             multiring.init()
+        assert isinstance(told.value.__cause__, PeerLostError)  # a launcher sees that another rank failed first
 
 
 def test_init_does_not_return_the_group_of_a_failed_job() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from pyspark.ml import Estimator, Model
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql.functions import pandas_udf, struct
+from pyspark.sql.functions import col, count, lit, pandas_udf, struct
+from pyspark.sql.types import ArrayType, BooleanType, DecimalType, NumericType
 
 from multiring.errors import ArgumentError
 from multiring.spark.running import START_S, run
@@ -35,6 +36,10 @@ class Columns:
     features: tuple[str, ...]
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...] | None = None
+
+    def all(self) -> tuple[str, ...]:
+        """Return the names of the columns; a column may be both a feature and a label."""
+        return tuple(dict.fromkeys((*self.features, *self.labels)))
 
     def inputs(self, batch: Any) -> list[Any]:
         """Return the inputs in a batch, a mapping of columns to arrays with the samples on their first axis."""
@@ -122,6 +127,7 @@ class ParquetEstimator(Estimator):  # type: ignore[misc] # mypy does not see Spa
 
     def _fit(self, dataset: Any) -> Any:
         """Train, and return the transformer. Spark's `fit` calls it."""
+        check_columns(dataset, self._columns.all())
         place = f"{self._store}/multiring-{secrets.token_hex(8)}"
         try:
             validation = self._write(dataset, place)
@@ -140,14 +146,36 @@ class ParquetEstimator(Estimator):  # type: ignore[misc] # mypy does not see Spa
 
     def _write(self, dataset: Any, place: str) -> str:
         """Write the columns as Parquet, and return the folder for validation, which may be empty."""
-        rows = dataset.select(*(_plain(dataset, name) for name in (*self._columns.features, *self._columns.labels)))
-        validation = ""
-        if self._validation:
-            rows, others = rows.randomSplit([1 - self._validation, self._validation], self._seed)
-            validation = f"{place}/validation"
-            others.write.parquet(validation)
-        rows.write.parquet(f"{place}/train")
+        rows = dataset.select(*(_plain(dataset, name) for name in self._columns.all()))
+        if not self._validation:
+            self._write_part(rows, f"{place}/train", "the DataFrame has no rows")
+            return ""
+        validation = f"{place}/validation"
+        rows, others = rows.randomSplit([1 - self._validation, self._validation], self._seed)
+        left = f"with validation={self._validation}, no rows are left"
+        self._write_part(rows, f"{place}/train", f"{left} to train on: want more rows, or a smaller fraction")
+        self._write_part(
+            others, validation, f"{left} for val_loss: want more rows, a greater fraction, or validation=0"
+        )
         return validation
+
+    def _write_part(self, rows: Any, folder: str, problem: str) -> None:
+        """Write some rows as Parquet, and check the values that no model can be trained on.
+
+        Raises:
+            ArgumentError: there are no rows (the text is `problem`), or a value is missing.
+        """
+        rows.write.parquet(folder)
+        written = rows.sparkSession.read.parquet(folder)
+        counts = written.agg(count(lit(1)), *(count(col(f"`{name}`")) for name in self._columns.all())).head()
+        if counts[0] == 0:
+            raise ArgumentError(problem)
+        for name, present in zip(self._columns.all(), counts[1:], strict=True):
+            if present < counts[0]:
+                raise ArgumentError(
+                    f"column {name!r} has no value in {counts[0] - present} of {counts[0]} rows: fill them in, or drop "
+                    f"these rows, as by frame.dropna(subset=[{name!r}])"
+                )
 
 
 class RowModel(Model):  # type: ignore[misc] # as above
@@ -167,6 +195,7 @@ class RowModel(Model):  # type: ignore[misc] # as above
 
     def _transform(self, dataset: Any) -> Any:
         """Return the DataFrame with a column LABEL__output of array<double> for each label. Spark calls it."""
+        check_columns(dataset, self._columns.features)
         inputs = struct(*(_plain(dataset, name) for name in self._columns.features))
         for index, label in enumerate(self._columns.labels):
             outputs = pandas_udf(_predictor(self._columns, self._predict, index), "array<double>")
@@ -184,6 +213,25 @@ def _predictor(columns: Columns, predict: Callable[[list[Any]], list[Any]], inde
         return pd.Series([np.asarray(each, np.float64).reshape(-1) for each in found])
 
     return outputs
+
+
+def check_columns(dataset: Any, columns: Sequence[str]) -> None:
+    """Check that a DataFrame has columns, with numbers in them.
+
+    Raises:
+        ArgumentError: a column is missing, or has another type.
+    """
+    for name in columns:
+        if name not in dataset.columns:
+            raise ArgumentError(f"the DataFrame has no column {name!r}; want one of {', '.join(dataset.columns)}")
+        kind = dataset.schema[name].dataType
+        while isinstance(kind, ArrayType):
+            kind = kind.elementType
+        if not isinstance(kind, (NumericType, BooleanType, VectorUDT)) or isinstance(kind, DecimalType):
+            raise ArgumentError(
+                f"column {name!r} has the type {dataset.schema[name].dataType.simpleString()}; want numbers, arrays of "
+                "numbers, or vectors: convert the column first, as by cast('double')"
+            )
 
 
 def _plain(dataset: Any, name: str) -> Any:

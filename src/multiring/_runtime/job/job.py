@@ -22,7 +22,7 @@ from multiring._runtime.job.membership import Membership
 from multiring._runtime.job.rank_or_worker import JoinAttempt, Worker, WorkerGroup, refuse_other_systems, worker_here
 from multiring._runtime.job.world import World
 from multiring._settings import JobNews, Settings, withhold_secret
-from multiring.errors import StateError
+from multiring.errors import PeerLostError, StateError
 
 # Operations in flight get this long at exit. An operation that reports a wrong argument to other ranks needs this time.
 _EXIT_GRACE_S = 2.0
@@ -110,10 +110,11 @@ def _require_no_loss(world: World) -> None:
     """Raise StateError if a rank of the job is lost, so that the job's group cannot be used."""
     losses = world.context.losses()
     if lost := [rank for rank, number in enumerate(world.membership.ids) if number in losses]:
-        raise StateError(
+        error = StateError(
             f"multiring.init: this process is in a job that has lost {ranks_in_words(lost)}, so its group cannot be "
             "used: call multiring.shutdown() first, on every rank that is left"
         )
+        raise error from PeerLostError(f"{ranks_in_words(lost)}: lost")  # launchers look for the rank that failed first
 
 
 def _require_same(joined: Settings, settings: Settings | None, changes: dict[str, Any]) -> None:
