@@ -620,6 +620,43 @@ def test_munges_listener_outlives_a_failed_accept() -> None:
     assert failures == []
 
 
+@pytest.mark.parametrize("has_gone", [False, True])
+def test_munges_listener_does_not_decode_what_a_caller_asked_that_has_gone(
+    *, has_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,048 ranks at once would keep it busy with the questions of those who have gone."""
+    decoded: list[bytes] = []
+    is_free = threading.Event()
+
+    def decode(data: bytes) -> bytes:
+        decoded.append(data)
+        is_free.wait(60)
+        raise ExchangeError("of no interest")
+
+    monkeypatch.setattr("multiring._exchanges.munge._decode", decode)
+    monkeypatch.setattr("multiring._exchanges.munge._MOST_CALLERS", 1)
+    monkeypatch.setattr("multiring._exchanges.munge._TALK_S", 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=_serve, args=(listener, STEP, "x"), daemon=True)
+        serving.start()
+        talks = []
+        for question in (b"first", b"second"):
+            talks.append(socket.create_connection(listener.getsockname(), 30))
+            talks[-1].sendall(question)
+            talks[-1].shutdown(socket.SHUT_WR)
+            while not decoded:
+                time.sleep(0.01)
+        if has_gone:  # the first question has taken more than the time that a caller waits
+            monkeypatch.setattr("multiring._exchanges.munge._TALK_S", -1.0)
+        is_free.set()
+        for talk in talks:
+            with talk, suppress(ConnectionResetError):  # because of what it has not read
+                talk.settimeout(60)
+                assert talk.recv(1) == b""
+        listener.shutdown(socket.SHUT_RDWR)
+    assert decoded == ([b"first"] if has_gone else [b"first", b"second"])
+
+
 @pytest.mark.usefixtures("plain_munge")
 def test_a_question_that_comes_back_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -140,9 +140,13 @@ class MungeExchange(PlaceExchange):
 def _serve(listener: socket.socket, step: str, text: str) -> None:
     room = threading.Semaphore(_MOST_CALLERS)
 
-    def answer(talk: socket.socket) -> None:
+    def answer(talk: socket.socket, came_s: float) -> None:
         # Whoever is not a rank of this step gets no answer.
         with room, talk, suppress(OSError, ValueError, KeyError, TypeError, ExchangeError):
+            # A rank that has waited this long has gone, and asks again. Decoding its old question would keep the others
+            # waiting until they go, too (benchmarks/results/munge_callers_2core_202611.md).
+            if time.monotonic() - came_s > _TALK_S:
+                return
             asked = json.loads(_decode(_received(talk, time.monotonic() + _TALK_S)))
             talk.settimeout(_TALK_S)
             if asked["step"] == step:
@@ -157,7 +161,7 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
             time.sleep(_PAUSE_S)  # a caller has gone, or this process has no descriptor left at this moment
             continue
         try:
-            threading.Thread(target=answer, args=(talk,), daemon=True).start()
+            threading.Thread(target=answer, args=(talk, time.monotonic()), daemon=True).start()
         except RuntimeError:  # the kernel refuses a thread at this moment; the rank asks again
             talk.close()
             time.sleep(_PAUSE_S)
