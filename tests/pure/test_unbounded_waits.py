@@ -42,7 +42,6 @@ KNOWN = {
     ("_launch/job.py", "os.waitpid(member.pid, 0)"): OVER,
     ("_launch/watchdog.py", "os.waitpid(self._pid, 0)"): KILLED,
     ("_runtime/bootstrap/rendezvous_server.py", "self._listener.accept()"): READY,
-    ("_runtime/engines/nccl.py", "has_ended.wait()"): SET_AT_END,
     ("_runtime/engines/nccl.py", "operation.wait()"): OPERATION,
     ("_runtime/engines/nccl.py", "start_agreement(...).wait()"): OPERATION,
     ("_runtime/engines/nccl_device.py", "self._is_put.wait()"): SET_AT_END,

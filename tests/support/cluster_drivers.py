@@ -98,7 +98,6 @@ def dask_jobs(address: str) -> None:
 
 def spark_jobs(address: str) -> None:
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- only one of the frameworks is there
-    from tests.support.estimator_cases import estimator_cases  # noqa: PLC0415 -- as above
 
     import multiring.spark  # noqa: PLC0415 -- as above
 
@@ -126,9 +125,20 @@ def spark_jobs(address: str) -> None:
     report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
     report("again", lambda: run(programs.tell_numbers, 4, start_timeout_s=60))
     report("horovod", _horovod_on_spark)
+    session.stop()
+
+
+def estimator_jobs(address: str) -> None:
+    """Run the estimators of Spark, in a session of their own."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 -- only one of the frameworks is there
+    from tests.support.estimator_cases import estimator_cases  # noqa: PLC0415 -- as above
+
+    import multiring.spark  # noqa: PLC0415 -- as above
+
+    session = SparkSession.builder.master(address).config("spark.ui.enabled", "false").getOrCreate()
     for case, job in estimator_cases(session).items():
         report(case, job)
-    report("after the estimators", lambda: run(programs.tell_numbers, 2))
+    report("again", lambda: multiring.spark.run(programs.tell_numbers, 2))
     session.stop()
 
 
@@ -183,4 +193,4 @@ def _executor() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    {"dask": dask_jobs, "ray": ray_jobs, "spark": spark_jobs}[sys.argv[1]](*sys.argv[2:])
+    {"dask": dask_jobs, "estimators": estimator_jobs, "ray": ray_jobs, "spark": spark_jobs}[sys.argv[1]](*sys.argv[2:])

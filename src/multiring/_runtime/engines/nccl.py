@@ -34,6 +34,7 @@ from multiring.errors import (
     MismatchError,
     MultiringError,
     PeerLostError,
+    StallError,
 )
 from multiring.planner import Plan
 
@@ -208,7 +209,13 @@ class NcclEngine(NcclFailures):
                 has_ended.set()
 
         self._device.call(abandon)
-        has_ended.wait()
+        if not has_ended.wait(self.patience_s):  # a call of NCCL or of the driver does not return on that thread
+            stall = StallError(
+                f"engine nccl: the device has not ended its operations {self.patience_s:g} s after the ranks did not "
+                f"agree on one of them: {error}; end the program"
+            )
+            self.report(stall)
+            raise stall
         self._abandons = None
 
     def _operation(
