@@ -73,6 +73,16 @@ def test_horovods_elastic_executor_is_refused_with_what_to_use(begin: str) -> No
 
 
 @pytest.mark.parametrize(
+    "asked", [{"min_workers": 1}, {"max_workers": 4}, {"reset_limit": 3}, {"cooldown_range": (1, 2)}]
+)
+def test_horovods_executor_refuses_a_varying_number_of_ranks(asked: dict[str, Any]) -> None:
+    from multiring.horovod.ray_executor import RayExecutor  # noqa: PLC0415 -- only this test needs it
+
+    with pytest.raises(UnsupportedError, match="the number of ranks is fixed; pass num_workers"):
+        RayExecutor(RayExecutor.create_settings(), num_workers=2, **asked)
+
+
+@pytest.mark.parametrize(
     "module", ["horovod.ray", "horovod.ray.runner", "horovod.ray.elastic", "horovod.ray.elastic_v2"]
 )
 def test_horovods_modules_of_ray_are_there(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ def fail(kind):
         if kind == "killed":
             os.kill(os.getpid(), 9)
         raise ZeroDivisionError("rank two divides")
+    if kind == "beside large results":
+        return np.ones(20_000_000)  # 160 MB
     open(f"/tmp/at-work-{group.rank}", "w").close()
     time.sleep(1000)
 """
@@ -104,7 +106,8 @@ def test_results_come_back_from_all_ranks(hosts: SshHosts) -> None:
 
 
 def test_errors_come_back_with_their_cause(hosts: SshHosts) -> None:
-    raised, two, lock, left, killed = run_on(hosts, ON_TWO, "raised", "two words", "lock", "exit", "killed")
+    kinds = ("raised", "two words", "lock", "exit", "killed", "beside large results")
+    raised, two, lock, left, killed, beside = run_on(hosts, ON_TWO, *kinds)
     assert raised["error"] == two["error"] == lock["error"] == left["error"] == killed["error"] == "LaunchError"
     assert "rank 2 raised\nTraceback" in raised["text"]
     assert raised["cause"] == "ZeroDivisionError('rank two divides')"
@@ -113,6 +116,7 @@ def test_errors_come_back_with_their_cause(hosts: SshHosts) -> None:
     assert re.search(r"rank 2 raised\nTraceback[\s\S]*pickle", lock["text"])
     assert "SystemExit: 7" in left["text"]
     assert "exit code 137" in killed["text"]
+    assert beside["cause"] == "ZeroDivisionError('rank two divides')", beside
 
 
 def test_a_port_a_key_and_a_hostfile(hosts: SshHosts) -> None:

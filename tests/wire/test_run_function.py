@@ -66,6 +66,25 @@ def test_a_ranks_error_is_the_cause() -> None:
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize("end", ["raises", "is killed", "returns"])
+def test_a_large_result_is_whole_or_an_error_ends_the_call(end: str) -> None:
+    def answer() -> Any:
+        if multiring.init().rank == 1:
+            if end == "raises":
+                raise ZeroDivisionError("rank one is unhappy")
+            if end == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return np.arange(30_000_000) + multiring.rank()  # 240 MB
+
+    if end != "returns":
+        with pytest.raises(LaunchError, match="rank 1 raised" if end == "raises" else "exit code 137"):
+            multiring.run(answer, ranks=2)
+        return
+    for rank, each in enumerate(multiring.run(answer, ranks=2)):
+        assert each.shape == (30_000_000,)
+        assert (each[0], each[-1]) == (rank, 29_999_999 + rank)
+
+
 def test_folders_of_killed_callers_are_removed_and_those_of_others_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
