@@ -71,6 +71,29 @@ def test_another_secret_is_refused(hosts: SshHosts) -> None:
     assert "the launcher refuses this host: wrong secret; every host must have the same secret" in other_err
 
 
+def test_another_number_of_nodes_is_refused(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    there = node(hosts, 1, "again.py", nodes=3)
+    here = node(hosts, 0, "again.py")
+    (code, _, err), (other_code, _, _) = ends(here, there)
+    assert code == 2
+    assert other_code != 0
+    assert "node 1 (host1) was started with --nodes 3, and node 0 with --nodes 2: want the same" in err
+
+
+def test_a_port_that_is_in_use_is_named(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    listener = hosts.start(
+        0, ["python3", "-c", "import socket; s = socket.create_server(('', 29400)); print(1, flush=True); input()"]
+    )
+    assert listener.stdout is not None
+    assert listener.stdout.readline() == b"1\n"
+    [(code, _, err)] = ends(node(hosts, 0, "again.py"))
+    listener.communicate(b"\n", timeout=90)
+    assert code == 2
+    assert "cannot listen at host0:29400: Address already in use; choose another port" in err
+
+
 def test_a_killed_node_0_ends_the_others(hosts: SshHosts) -> None:
     hosts.write("again.py", AGAIN)
     there = node(hosts, 1, "again.py", "stay")

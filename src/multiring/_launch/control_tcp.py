@@ -3,6 +3,7 @@
 Both ends prove that they know the job's secret before they exchange anything else.
 """
 
+import errno
 import selectors
 import socket
 import time
@@ -72,9 +73,10 @@ class ControlListener:
         try:
             self._listener = listen(address)
         except OSError as error:
-            raise LaunchError(
-                f"cannot listen at {address}: {error.strerror or error}; it must be an address of this host"
-            ) from None
+            remedy = "it must be an address of this host"
+            if error.errno == errno.EADDRINUSE:
+                remedy = "choose another port, or end the program that uses it, such as this command of another job"
+            raise LaunchError(f"cannot listen at {address}: {error.strerror or error}; {remedy}") from None
 
     @property
     def port(self) -> int:

@@ -158,6 +158,12 @@ class HostsLoop(Job):
     def _greet(self, session: HostSession, message: Message) -> None:
         hello = message["hello"]
         _check_versions(session.name, hello, self._task.sent["python"])
+        nodes = len(self._sessions.all)
+        if hello.get("nodes", nodes) != nodes:
+            raise LaunchError(
+                f"{session.name} ({hello.get('host')}) was started with --nodes {hello['nodes']}, and node 0 with "
+                f"--nodes {nodes}: want the same number on every node"
+            )
         if "host" in hello:  # an agent that has come by itself
             session.ranks, session.host = hello.get("ranks", session.ranks), hello["host"]
             session.name = f"node {session.index} ({session.host})"

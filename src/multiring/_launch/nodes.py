@@ -85,7 +85,8 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
     if place.node > 0:
         link = connect(place.meet, secret, place.node, settings.init_timeout_s)
         task = HostTask(command=tuple(command), environment=environment, options=options, secret=secret, relays=False)
-        return Agent(link, task, {"ranks": ranks, "host": os.uname().nodename}).run()
+        about = {"ranks": ranks, "host": os.uname().nodename, "nodes": place.nodes}
+        return Agent(link, task, about).run()
     address = place.address
     listener = ControlListener(address, secret)
     sent = {
