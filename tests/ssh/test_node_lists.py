@@ -20,20 +20,20 @@ JOBS = {
 }
 
 
-def prepared(hosts: SshHosts) -> str:
-    """Write the programs, and return the PATH of the job's script."""
+def in_job(hosts: SshHosts, job: str) -> list[str]:
+    """Write the programs, and return the words before a command in the script of a job."""
     hosts.write("say.py", SAY)
     hosts.write("nodes", "\n".join(PLACES) + "\n")
     for name in ("blaunch", "pbsdsh"):
         hosts.write(f"bin/{name}", NOT_OURS)
     for host in hosts.lab.hosts:
         hosts.as_root(host, f"chmod 755 {HOME}/bin/*")
-    return f"{HOME}/bin:/usr/bin:/bin"
+    return ["env", f"PATH={HOME}/bin:/usr/bin:/bin", *(f"{name}={value}" for name, value in JOBS[job].items())]
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_hosts_of_the_allocation_are_used(hosts: SshHosts, job: str) -> None:
-    done = hosts.run(0, [*RUN, "say.py"], **JOBS[job], PATH=prepared(hosts))
+    done = hosts.run(0, [*in_job(hosts, job), *RUN, "say.py"])
     assert done.returncode == 0, done.stderr
     expected = [f"[{rank}] rank {rank} of 3 on {host}" for rank, host in enumerate(PLACES)]
     assert sorted(done.stdout.splitlines()) == expected
@@ -42,10 +42,10 @@ def test_the_hosts_of_the_allocation_are_used(hosts: SshHosts, job: str) -> None
 
 
 def test_here_uses_this_host_only_and_a_lost_host_of_the_list_is_named(hosts: SshHosts) -> None:
-    path = prepared(hosts)
-    here = hosts.run(0, [*RUN, "--here", "-n", "2", "say.py"], **JOBS["PBS"], PATH=path)
+    words = in_job(hosts, "PBS")
+    here = hosts.run(0, [*words, *RUN, "--here", "-n", "2", "say.py"])
     assert sorted(here.stdout.splitlines()) == [f"[{rank}] rank {rank} of 2 on host0" for rank in (0, 1)], here.stderr
     hosts.write("nodes", "host0\nhost9\n")
-    lost = hosts.run(0, [*RUN, "say.py"], **JOBS["PBS"], PATH=path)
+    lost = hosts.run(0, [*words, *RUN, "say.py"])
     assert lost.returncode != 0
     assert "host9" in lost.stderr
