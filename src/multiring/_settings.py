@@ -60,6 +60,13 @@ class Settings:
     reports: str | None = _setting(
         "MULTIRING_REPORTS", str, None, "set by multiring run", "socket for the ranks' reports to the launcher"
     )
+    min_ranks: int | None = _setting(
+        "MULTIRING_MIN_RANKS",
+        values.between(1, 1 << 31),
+        None,
+        "set by multiring run --min-ranks",
+        "the ranks go on without lost ones, as long as so many are left",
+    )
     engine: str = _setting(
         "MULTIRING_ENGINE",
         values.engine,
@@ -411,6 +418,11 @@ def roll_address(reports: str) -> str:
         reports: the value of MULTIRING_REPORTS, "@name".
     """
     return f"\0{reports[1:]}-met"
+
+
+def vote_address(reports: str) -> str:
+    """Return the address of the abstract socket at which the launcher takes part in votes; see `roll_address`."""
+    return f"\0{reports[1:]}-vote"
 
 
 _Values = dict[str, Any]

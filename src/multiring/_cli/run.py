@@ -108,6 +108,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-restarts", type=int, metavar="N", help="start all ranks again after a failure, N times (default 0)"
     )
+    parser.add_argument(
+        "--min-ranks",
+        type=_count,
+        metavar="K",
+        help="go on without lost ranks, as long as K are left (docs/elastic.md)",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options (docs/run.md)")
     theirs = [option for options in _ELSEWHERE.values() for option in options]
@@ -136,6 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         variables=variables_of(asked.env),
         stdin_rank=asked.stdin,
         max_restarts=asked.max_restarts or 0,
+        min_ranks=asked.min_ranks,
     )
     command = program_of(asked.program)
     launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)

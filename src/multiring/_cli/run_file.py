@@ -61,6 +61,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         "stdin": ("a rank", _count, "stdin", int),
         "grace": ("seconds", _number, "grace", float),
         "max-restarts": ("an integer >= 0", _count, "max_restarts", int),
+        "min-ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "min_ranks", int),
         "log-dir": ("the path of a folder", _text, "log_dir", Path),
         "command": ("a list of words", _words, "command", list),
     }

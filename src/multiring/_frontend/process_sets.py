@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -197,6 +197,16 @@ class _Sets:
             self.members[number] = Members(group)
         process_set.process_set_id = number
 
+    def make_again(self, objects: list[ProcessSet], number: int) -> None:
+        """Make the set of a former generation, with the number that it had."""
+        ranks = tuple(objects[0].ranks or ())
+        group = self._agreed(f"add_process_set.{number}", ranks)
+        self.ranks[number], self.objects[number] = ranks, list(objects)
+        if group is not None:
+            self.members[number] = Members(group)
+        for each in objects:
+            each.process_set_id = number
+
     def _agreed(self, name: str, ranks: tuple[int, ...]) -> Group | None:
         with internal_errors(name):
             return self.world.group.subgroup(ranks)
@@ -298,6 +308,41 @@ def sets_to_keep() -> tuple[dict[int, list[ProcessSet]], bool]:
     """
     sets = _sets_now()
     return {number: list(objects) for number, objects in sets.objects.items() if number}, sets.is_dynamic
+
+
+def sets_to_keep_by_process() -> tuple[dict[int, list[ProcessSet]], dict[int, tuple[int, ...]], bool]:
+    """Return the first result of `sets_to_keep`, the processes of each set, and whether sets are dynamic.
+
+    The numbers of the processes stay the same in all generations of the job.
+    """
+    sets, (kept, is_dynamic) = _sets_now(), sets_to_keep()
+    ids = sets.world.membership.ids
+    return kept, {number: tuple(ids[rank] for rank in sets.ranks[number]) for number in kept}, is_dynamic
+
+
+def keep_sets_of_processes(
+    kept: Mapping[int, list[ProcessSet]], processes: Mapping[int, Sequence[int]], *, is_dynamic: bool
+) -> None:
+    """Make the process sets of the former generation again, with the same numbers and without lost ranks.
+
+    A set whose ranks are all lost is removed. Two sets may have the same ranks now. Every rank calls it.
+
+    Args:
+        kept: the objects of each set by its number.
+        processes: the processes of each set.
+        is_dynamic: whether sets can be added later.
+    """
+    sets = _sets_now()
+    sets.is_dynamic = is_dynamic
+    ranks = {number: rank for rank, number in enumerate(sets.world.membership.ids)}
+    for number, objects in sorted(kept.items()):
+        left = [ranks[each] for each in processes[number] if each in ranks]
+        for each in objects:
+            each.ranks = list(left)
+            if not left:
+                each.invalidate()
+        if left:
+            sets.make_again(objects, number)
 
 
 def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:

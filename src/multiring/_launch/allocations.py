@@ -131,6 +131,7 @@ def run_in_slurm(
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
+    options.refuse_min_ranks("in an allocation of Slurm")
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
     counts = list(allocation.ranks) if ranks is None else spread(ranks, len(allocation.ranks))

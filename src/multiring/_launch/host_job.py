@@ -15,7 +15,7 @@ from typing import BinaryIO
 from multiring._launch.control_link import OUTCOME, STDERR, STDIN, STDOUT, ControlLink, StreamData
 from multiring._launch.job import JobOptions
 from multiring._launch.job_process import JobProcess, Start
-from multiring._launch.local import LocalJob
+from multiring._launch.local_job import LocalJob
 from multiring._launch.output import ShownOutput, Tagger, Untagged
 from multiring._launch.pickled_call import CallFiles
 from multiring._launch.rank_starts import HostPlace
@@ -223,7 +223,7 @@ class HostJob(LocalJob):
                     written = self._calls[self._members.index(member)].written()
                     self._link.send_pieces(self._place.start, rank, OUTCOME, written)
                 lines = [line.decode("utf-8", "replace") for line in member.err.last_lines]
-                self._report(ended=rank, code=member.code, lines=lines, memory=self._told_of_memory(member))
+                self._report(ended=rank, code=member.code, lines=lines, memory=self._memory.told_of(member))
 
     def _report(self, **message: object) -> None:
         """Send a message about this start. The launcher drops it once it has begun another start."""

@@ -76,6 +76,7 @@ def run_over_hosts(
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
+    options.refuse_min_ranks("with --hosts")
     if launcher is HostsLauncher.MPIEXEC:
         return run_by_mpiexec(command, hosts, ranks, options)
     open_closed_streams()

@@ -8,7 +8,7 @@ import time
 from multiring._launch.host_sessions import HostSession
 from multiring._launch.hosts_loop import HostsLoop, ToldLines
 from multiring._launch.job_process import JobProcess, Start
-from multiring._launch.local import LONG_S
+from multiring._launch.local_job import LONG_S
 from multiring._launch.logs import open_log
 from multiring._launch.rank_reports import ANY
 from multiring._runtime.bootstrap.addresses import TcpAddress

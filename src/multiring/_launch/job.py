@@ -67,9 +67,10 @@ class JobOptions:
         mpiexec_words: more arguments for mpiexec, if it starts the ranks.
         ssh_words: more options for ssh, if it starts the ranks.
         max_restarts: how often to start all ranks again after a failure.
+        min_ranks: the ranks go on without lost ones, as long as so many are left; None ends the job at the first loss.
 
     Raises:
-        ArgumentError: `grace_s` is not between 0 and one day, or `max_restarts` is negative.
+        ArgumentError: `grace_s` is not between 0 and one day, `max_restarts` is negative, or `min_ranks` is below 1.
     """
 
     log_dir: Path | None = None
@@ -82,12 +83,23 @@ class JobOptions:
     mpiexec_words: tuple[str, ...] = ()
     ssh_words: tuple[str, ...] = ()
     max_restarts: int = 0
+    min_ranks: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # the comparison also rejects NaN
             raise ArgumentError(f"a grace of {self.grace_s:g} s: want 0 to {_LONGEST_GRACE_S:.0f} s, a day")
         if self.max_restarts < 0:
             raise ArgumentError(f"{self.max_restarts} restarts: want 0 or more")
+        if self.min_ranks is not None and self.min_ranks < 1:
+            raise ArgumentError(f"at least {self.min_ranks} ranks: want 1 or more")
+
+    def refuse_min_ranks(self, how: str) -> None:
+        """Raise ArgumentError if `min_ranks` is set; `how` says what starts the ranks."""
+        if self.min_ranks is not None:
+            raise ArgumentError(
+                f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones only in a job on one host so far; "
+                "--max-restarts starts the job again"
+            )
 
 
 class Job:
@@ -313,14 +325,7 @@ class Job:
         return any(each.code is None or each.has_failed for each in others)
 
     def _stop_because_of(self, cause: JobProcess) -> None:
-        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}{cause.place}) failed: {cause.ending}")
-        if told := self._told_of_memory(cause):
-            self._say(told)
-        lines = cause.err.last_lines
-        self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
-        self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
-        for hint in hints_for(lines):
-            self._say(hint)
+        self._tell_failure(cause)
         for member in self._members:
             if member.code == 0:
                 self._say(f"{member.name} had ended normally (exit code 0) before that")
@@ -328,10 +333,15 @@ class Job:
                 self._say(f"{member.name} failed too: {member.ending}")
         self._stop(cause.exit_code)
 
-    def _told_of_memory(self, member: JobProcess) -> str:
-        """Return a text that says that `member` was killed for lack of memory, or an empty text."""
-        is_killed = member.code == -signal.SIGKILL and member.process is not None
-        return self._memory.told() if is_killed else member.told_of_memory
+    def _tell_failure(self, cause: JobProcess) -> None:
+        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}{cause.place}) failed: {cause.ending}")
+        if told := self._memory.told_of(cause):
+            self._say(told)
+        lines = cause.err.last_lines
+        self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
+        self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for hint in hints_for(lines):
+            self._say(hint)
 
     # -- stopping the others
 

@@ -103,6 +103,11 @@ class JobProcess:
         return self.code not in (None, 0) and not self.is_excused
 
     @property
+    def was_killed_here(self) -> bool:
+        """Whether the process ran on this host, and SIGKILL ended it."""
+        return self.code == -signal.SIGKILL and self.process is not None
+
+    @property
     def is_consequence(self) -> bool:
         """Whether the process's last lines on stderr report the loss of another rank."""
         return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))

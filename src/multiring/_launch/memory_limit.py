@@ -6,6 +6,7 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, mem
 
 from pathlib import Path
 
+from multiring._launch.job_process import JobProcess
 from multiring._limits.control_groups import group_folders, groups_told, text_of
 
 _FILES = (("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes"))
@@ -64,6 +65,10 @@ class MemoryKills:
     def __init__(self) -> None:
         self._group = group_here()
         self._before = killed_for_memory(self._group)
+
+    def told_of(self, member: JobProcess) -> str:
+        """Return the text of `told` for a process that SIGKILL ended here, and its own host's for one elsewhere."""
+        return self.told() if member.was_killed_here else member.told_of_memory
 
     def told(self) -> str:
         """Return a text for the user that says why a process was killed, or an empty text."""

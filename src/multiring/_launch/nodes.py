@@ -74,6 +74,7 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
+    options.refuse_min_ranks("with --nodes")
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
     if options.stdin_rank is not None:

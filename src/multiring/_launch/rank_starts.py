@@ -92,6 +92,7 @@ def rank_starts(
                 secret=place.secret,
                 job=place.job,
                 **({} if options.timeline is None else {"timeline": options.timeline}),
+                **({} if options.min_ranks is None else {"min_ranks": options.min_ranks}),
             )
             | torch_environment(place, local, options.variables)
             | (horovod_environment(environment, positions[rank]) if options.horovod else {}),

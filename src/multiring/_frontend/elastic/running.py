@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from multiring._frontend.elastic.state import run_fn
 from multiring._frontend.errors import OperationError
 from multiring._frontend.lifecycle import init, is_initialized, shutdown
-from multiring._frontend.process_sets import keep_sets, sets_to_keep, world_now
+from multiring._frontend.process_sets import (
+    close_sets,
+    keep_sets,
+    keep_sets_of_processes,
+    sets_to_keep,
+    sets_to_keep_by_process,
+    world_now,
+)
 from multiring._frontend.requests.failures import noted_error
+from multiring._runtime.job.job import may_go_on, succeed
 from multiring.errors import MultiringError
 
 if TYPE_CHECKING:
@@ -51,14 +59,21 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class Rejoining:
-    """Has this rank leave the job and join it again, with the same process sets."""
+    """Has this rank leave the job and join it again, with the same process sets.
+
+    In a job that goes on without lost ranks, it goes on with those that are left instead.
+    """
 
     def __init__(self) -> None:
+        self._sets: tuple[Any, Any, bool] | None = None  # to make, if a rank was lost while they were made
         self._unfinished: tuple[Any, bool] | None = None  # the sets, if a rank was lost while the ranks joined
         self._world: World | None = None  # the job that was joined then, with none or a part of them
 
     def join_again(self) -> None:
-        """Leave the job and join it again."""
+        """Leave the job and join it again, or go on with the ranks that are left."""
+        if may_go_on():
+            self._go_on()
+            return
         world = world_now() if is_initialized() else None
         if self._unfinished is None or (world is not None and world is not self._world):
             self._unfinished = sets_to_keep() if world is not None else ({}, False)
@@ -68,3 +83,12 @@ class Rejoining:
         self._world = world_now()
         keep_sets(kept)
         self._unfinished = self._world = None
+
+    def _go_on(self) -> None:
+        if self._sets is None:
+            self._sets = sets_to_keep_by_process()
+        close_sets()
+        succeed()
+        kept, processes, is_dynamic = self._sets
+        keep_sets_of_processes(kept, processes, is_dynamic=is_dynamic)
+        self._sets = None

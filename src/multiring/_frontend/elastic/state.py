@@ -133,8 +133,10 @@ class State:
         if self._gather_object is None:
             return wanted
         told = self._gather_object((wanted, self._commits))
-        # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give.
-        self._sync_root = 0 if told[0][1] else next((root for root, (_, commits) in enumerate(told) if commits), 0)
+        # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give. If a
+        # rank was lost during a commit, some ranks have it already.
+        commits = [each for _, each in told]
+        self._sync_root = commits.index(max(commits))
         return any(wants for wants, _ in told)
 
     @property

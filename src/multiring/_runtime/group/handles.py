@@ -15,12 +15,15 @@ from typing import Any, NamedTuple, Protocol
 from multiring._native import Context, FaultKind, Holdings, Lowering, Operation, OperationSpec
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.events import STEPS
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.named.signature_text import shown
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 
 _log = logging.getLogger("multiring")
 LINGER_S = 0.3
 _NEVER_S = 1e9  # the settings' value for "never"
+_END_S = 1.0  # within this time a waiting thread sees that its generation is over
+_NEWS_S = 5.0  # within this time a rank hears why another has given an operation up
 
 
 class Handle(Protocol):
@@ -185,11 +188,20 @@ class Attention(NamedTuple):
     rank_status: StatusSource
     look_s: float  # the time between two checks for progress
     warn_s: float  # the time before a warning about a silent rank
+    generation: GenerationEnd
 
     @classmethod
-    def of(cls, context: Context, holdings: Holdings, rank_status: StatusSource, stall_warn_s: float) -> "Attention":
+    def of(
+        cls,
+        context: Context,
+        holdings: Holdings,
+        rank_status: StatusSource,
+        stall_warn_s: float,
+        generation: GenerationEnd,
+    ) -> "Attention":
         """Return the Attention of a process that warns after `stall_warn_s` seconds."""
-        return cls(context, holdings, rank_status, min(stall_warn_s, rank_status.patience.look_s), stall_warn_s)
+        look_s = min(stall_warn_s, rank_status.patience.look_s, _END_S if generation.may_end else math.inf)
+        return cls(context, holdings, rank_status, look_s, stall_warn_s, generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +289,15 @@ class OperationHandle(Waiter):
             left = look_s if timeout is None else timeout - (time.monotonic() - start)
             if attention.context.wait(operation, max(0.0, min(left, look_s))):
                 break
+            if attention.generation.is_over:
+                attention.context.abort(operation, attention.generation.rank)
             self._mind_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
         attention.holdings.release(operation)
         if operation.fault is not FaultKind.NONE:
+            if operation.fault is FaultKind.STATE and self._is_left_behind():
+                raise attention.generation.error(self.title)
             if self.verdict:
                 # The failure is still being reported to the other ranks. If this rank left at once, they might report
                 # its departure as the cause.
@@ -301,6 +317,11 @@ class OperationHandle(Waiter):
             Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
             for lowering, segment, move, size in self.operation.log
         ]
+
+    def _is_left_behind(self) -> bool:
+        """Return whether a rank, this one or another, has given the operation up at the generation's end."""
+        generation = self._attention.generation
+        return generation.may_end and _ABORTED in self.operation.fault_text and generation.wait(_NEWS_S)
 
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
@@ -425,6 +446,7 @@ class ChainedHandle(Waiter):
         return self.wait()
 
 
+_ABORTED = " aborted the group"  # in the native core's text
 _LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text about a lost rank
 
 

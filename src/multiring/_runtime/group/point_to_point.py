@@ -57,6 +57,7 @@ class AnySourceMatching:
         self._send_counts = SendCounts(self._control, group.calls.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)
+        services.generation.when_over(self._go_with_generation)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Handle:
         """Start to send `array` like `Group.send_async`.
@@ -174,6 +175,12 @@ class AnySourceMatching:
     def end(self) -> None:
         """Fail all waiting receives, because this rank leaves the job."""
         self._fail_all("multiring was shut down")
+
+    def _go_with_generation(self) -> None:
+        generation = self._group.calls.services.generation
+        with self._changed:
+            for receive in [receive for queue in self._waiting.values() for receive in queue]:
+                self._give_up(receive, generation.error(receive.title))
 
     # ---- matching; the caller holds the lock ----
 

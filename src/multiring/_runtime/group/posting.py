@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from multiring._runtime.engines.contract import Engine
 from multiring._runtime.events import NAMES, STEPS
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.handles import NOBODY, Attention, OperationHandle, Posted, StatusSource
 from multiring._runtime.named.signature_text import LABELLED
 from multiring._runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
@@ -61,6 +62,7 @@ class ProcessServices:
     between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
     device_path: str = "auto"  # how CUDA tensors are reduced; see MULTIRING_DEVICE_PATH
     spin_s: float = 0.0  # how long callers spin before they sleep, if they wait only for ranks of their own host
+    generation: GenerationEnd = field(default_factory=GenerationEnd)  # whether the ranks have gone on
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
@@ -142,7 +144,9 @@ class Calls:
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._attention = Attention.of(services.context, services.holdings, services.rank_status, services.stall_warn_s)
+        self._attention = Attention.of(
+            services.context, services.holdings, services.rank_status, services.stall_warn_s, services.generation
+        )
         meets = self._at_once and len(ranks) > 1
         slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
         watches = services.replan and len(topology.hosts) > 1
@@ -174,6 +178,7 @@ class Calls:
 
         The order of calls of this method must be the same on all ranks.
         """
+        self._refuse_over(name)
         call = Call(
             name=name,
             key=(self.id, self.repeats.next()),
@@ -217,6 +222,7 @@ class Calls:
 
         This rank is one of the two.
         """
+        self._refuse_over(name)
         with self._lock:
             number = self._messages.get((sender, receiver, tag), 0)
             self._messages[sender, receiver, tag] = number + STEPS
@@ -327,7 +333,10 @@ class Calls:
             tells_mismatch=bool(call.label),
         )
         memory = work.input, work.output
+        self._refuse_over(title)
         self._latest = operation = services.holdings.post(spec, waits, memory)
+        if services.generation.is_over:  # it ended meanwhile: perhaps no other rank will post this operation
+            services.context.abort(operation, services.world_rank)
         handle = self._handle_of(operation, title, work.result, call.key[0])
         if waits and work.repeated is not None:
             if self._watch is None:
@@ -335,6 +344,10 @@ class Calls:
             if not call.label:  # `again` does not compare labels
                 self.repeats.remember(spec, *work.repeated)
         return handle
+
+    def _refuse_over(self, title: str) -> None:
+        if self.services.generation.is_over:
+            raise self.services.generation.error(title)
 
     def _carrier_of(self, work: Work) -> str:
         """Return the name of the engine that moves the data; "" if the native core does, or there are none."""
@@ -346,7 +359,7 @@ class Calls:
         Memory and label stay the same. Return None, and post nothing, if the plans may have changed since. This thread
         must wait for the handle next.
         """
-        if posted.edition != self._edition:
+        if posted.edition != self._edition or self.services.generation.is_over:
             return None
         self._latest = operation = self.repeats.post_again(posted.spec, posted.memory)
         return self._handle_of(operation, posted.title, posted.result, self.id)
@@ -360,6 +373,8 @@ class Calls:
 
         If there was no such call, return False and change nothing.
         """
+        if self.services.generation.is_over:
+            return False
         index = _NAME_INDEX[name]
         found = self.repeats.barrier(index) if array is None else self.repeats.all_reduce(index, array, op)
         if found is None:

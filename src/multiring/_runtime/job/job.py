@@ -266,6 +266,29 @@ def move_on(membership: Membership) -> World:
     return world
 
 
+def may_go_on() -> bool:
+    """Return whether this process's job goes on without lost ranks, by `succeed`."""
+    return is_rank() and current().vote is not None
+
+
+def succeed() -> World:
+    """Agree with the other ranks on who is left, and continue the job with them.
+
+    The call is for a job in which an operation failed. Every rank that is left makes it. It returns once the ranks that
+    are left out have ended, so that none of them writes to this rank's memory any more.
+
+    Raises:
+        StateError: before `init`, or the launcher did not start the job with --min-ranks; or the ranks that are left
+            cannot go on, because too few are left, no majority answers, or the others have gone on without this rank.
+    """
+    world = current()
+    if world.vote is None:
+        raise StateError("this job does not go on without lost ranks: start it by `multiring run --min-ranks K`")
+    members = world.membership
+    number, left = world.vote.succeed(members.number, members.ids)
+    return move_on(members.following(number, left))
+
+
 def note_progress() -> None:
     """Report to the launcher, once, that the ranks have made progress.
 

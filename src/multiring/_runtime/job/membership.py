@@ -1,6 +1,6 @@
 """Membership: the ranks of one generation of the job, as an immutable value."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from multiring._topology import Topology
@@ -66,10 +66,23 @@ class Membership:
         """
         if self.rank in lost or not set(lost) <= set(range(self.size)):
             raise ArgumentError(f"lost={sorted(lost)}: want ranks below {self.size} other than this rank, {self.rank}")
-        left = [rank for rank in range(self.size) if rank not in lost]
+        return self._of([rank for rank in range(self.size) if rank not in lost], self.number + 1)
+
+    def following(self, number: int, ids: Sequence[int]) -> "Membership":
+        """Return generation `number`, whose processes have these numbers, by rank.
+
+        Raises:
+            ArgumentError: `ids` contains a process that is not in this generation, or lacks this one.
+        """
+        known = {each: rank for rank, each in enumerate(self.ids)}
+        if not set(ids) <= set(known) or self.ids[self.rank] not in ids:
+            raise ArgumentError(f"processes {list(ids)}: want some of {list(self.ids)}, with {self.ids[self.rank]}")
+        return self._of([known[each] for each in ids], number)
+
+    def _of(self, left: Sequence[int], number: int) -> "Membership":
         return Membership(
             job=self.job,
-            number=self.number + 1,
+            number=number,
             rank=left.index(self.rank),
             endpoints=tuple(self.endpoints[rank] for rank in left),
             topology=self.topology.restricted(left),

@@ -33,6 +33,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _OWN_THREADS = {
     "multiring control",
+    "multiring votes",
     "multiring timeline",
     "multiring rails",
     "multiring-mpi",

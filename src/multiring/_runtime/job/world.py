@@ -14,6 +14,8 @@ from multiring._runtime.engines.mpi import MpiEngine
 from multiring._runtime.engines.mpi_library import end_despite_mpi
 from multiring._runtime.events import Event, event_of
 from multiring._runtime.failures.control_thread import Control
+from multiring._runtime.failures.generation_vote import GenerationVote
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.posting import ProcessServices
 from multiring._runtime.job.launcher_news import LauncherNews
@@ -77,6 +79,7 @@ class World:
     pid: int
     rail_watch: RailWatch | None  # set if there are several rails
     control: Control | None  # set if there are other ranks
+    vote: GenerationVote | None  # set if the ranks go on without lost ones
     timelines: Timelines
     events: EventLog
     news: LauncherNews
@@ -109,7 +112,11 @@ class World:
         open; their creators must close them.
         """
         numbers = {number: rank for rank, number in enumerate(membership.ids)}
-        services, glossary = replace(self.services, rank_of_id=numbers), self.services.glossary
+        end = GenerationEnd(self.services.world_rank, may_end=self.vote is not None)
+        services = replace(self.services, rank_of_id=numbers, generation=end)
+        glossary = self.services.glossary
+        if self.vote is not None:
+            self.vote.watch(end, membership.number)
         return replace(
             self,
             membership=membership,
@@ -178,6 +185,8 @@ class World:
                 pass
         finally:
             self.context.close(0.5, announce)
+            if self.vote is not None:
+                self.vote.leave(in_order=announce)
             if self.control is not None:
                 self.control.stop()
             has_ended = self.engine is None or self.engine.stop()

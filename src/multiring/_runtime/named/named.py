@@ -80,6 +80,7 @@ class NamedOperations:
             self._near = tree_neighbours(group.rank, group.size)
             self._services.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
+            self._services.generation.when_over(self._go_with_generation)
 
     def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> NamedHandle:
         """Start an operation and return its handle.
@@ -271,6 +272,9 @@ class NamedOperations:
         """Fail open operations, because this rank leaves the job."""
         self._break(StateError("multiring was shut down"))
         self._forget()
+
+    def _go_with_generation(self) -> None:
+        self._break(self._services.generation.error("named operations"))
 
     def _forget(self) -> None:
         """Drop the references that keep this object and the job alive."""

@@ -1,0 +1,304 @@
+"""This rank's part in the vote on the next generation: `Succession`, with its messages, its clock and its kept vote.
+
+Votes travel as control messages between the ranks. The launcher keeps each rank's vote, tells who ended, and is the
+referee (launcher_line.py). The control thread and a thread of this module answer, so a rank whose program computes
+votes like any other.
+"""
+
+import hashlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from multiring._agreement.succession import Succession, VoteOutcome
+from multiring._agreement.vote_messages import PROMISE, VoteMessage, decode, encode
+from multiring._agreement.votes import REFEREE, Vote
+from multiring._limits.processes import start_thread
+from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
+from multiring._runtime.failures.control_thread import Control
+from multiring._runtime.failures.launcher_line import (
+    BYE,
+    ENDED,
+    FAILED,
+    GIVE_UP,
+    KEEP,
+    LEFT,
+    REFEREE_SAYS,
+    UNKNOWN,
+    VOTE,
+    LauncherLine,
+    Line,
+)
+from multiring._runtime.group.generation_end import GenerationEnd
+from multiring.errors import StateError
+
+_log = logging.getLogger("multiring")
+TICK_S = 2.0  # an answer takes a millisecond; a rank in code that holds Python's global lock takes longer
+MOST_S = 60.0  # how long a decision and the ends of those that it leaves out may take
+_SLICE_S = 0.2  # the longest time between two checks for Ctrl-C
+
+
+class GenerationVote:
+    """Decides with the other ranks which of them go on.
+
+    Args:
+        control: sends the votes.
+        line: the line to the launcher.
+        members: the numbers of the processes of generation 0, by rank.
+        end: the end of generation 0.
+        job: the job's name.
+        least: fewer ranks do not go on.
+    """
+
+    def __init__(
+        self, control: Control, line: LauncherLine, members: Sequence[int], end: GenerationEnd, job: str, least: int
+    ) -> None:
+        self._control, self._line, self._least = control, line, least
+        self._own = end.rank
+        self._succession = Succession(self._own, 0, members, least=least, has_referee=True)
+        self._end = end
+        self._changed = threading.Condition(threading.RLock())
+        self._decided: tuple[int, tuple[int, ...]] = (0, tuple(members))
+        self._ended: set[int] = set()  # whose processes ended, or have left
+        self._left: dict[int, Vote | None] = {}  # who has left, and did not matter so far
+        self._why = ""  # why this rank takes part in no vote any more
+        self._is_cut_off = False  # the launcher does not answer
+        self._group = int.from_bytes(hashlib.blake2b(f"vote|{job}".encode(), digest_size=8).digest(), "little")
+        self._numbers = itertools.count()
+        self._parts: dict[int, tuple[int, list[bytes]]] = {}  # sender -> the number of its message, and the parts
+        self._thread = threading.Thread(target=self._run, name="multiring votes", daemon=True)
+
+    def start(self) -> None:
+        """Take part in votes from now on."""
+        self._control.add(self._group, self)
+        start_thread(self._thread, "this rank cannot start its thread for votes")
+
+    def watch(self, end: GenerationEnd, number: int) -> None:
+        """End `end`, the end of generation `number`, once a later generation is decided."""
+        with self._changed:
+            self._end = end
+            is_over = self._decided[0] > number
+        if is_over:
+            end.finish(self._told())
+
+    def succeed(self, number: int, members: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """Wait for a decision that follows generation `number`; return the new generation and its members.
+
+        All processes that it leaves out have ended, or have left, when the call returns.
+
+        Args:
+            number: the generation's number.
+            members: the numbers of its processes, by rank.
+
+        Raises:
+            StateError: the ranks that are left cannot go on, or have gone on without this one.
+        """
+        with self._changed:
+            is_decided = self._decided[0] > number
+        if not is_decided:
+            self._do(self._begin)
+        until_s = time.monotonic() + MOST_S
+        with self._changed:
+            while (found := self._found(number, members)) is None:
+                if time.monotonic() >= until_s:
+                    why = self._missing(number, members)
+                    self._say(f"{GIVE_UP} {why}".encode())
+                    raise StateError(why)
+                self._changed.wait(_SLICE_S)
+            return found
+
+    def leave(self, *, in_order: bool) -> None:
+        """Take part in no vote any more, and tell the launcher.
+
+        The native context must be closed already: this rank sends nothing more, and writes no other rank's memory.
+
+        Args:
+            in_order: whether the rank has done its part. Otherwise the others go on without it.
+        """
+        with self._changed:
+            self._stop("this rank has left the job")
+            if not self._is_cut_off:
+                self._say((BYE if in_order else FAILED).encode())
+        self._line.close()
+
+    # ---- the control thread's listener ----
+
+    def hear(self, notice: ControlMessage) -> None:
+        """Handle a part of another rank's message."""
+        if notice.kind is not ControlMessageKind.MESSAGE:
+            return
+        number, index, has_more = notice.tag >> 32, notice.tag >> 1 & 0x7FFFFFFF, notice.tag & 1
+        with self._changed:
+            known, parts = self._parts.get(notice.rank, (-1, []))
+            if index == 0:
+                known, parts = number, []
+            if known != number or index != len(parts):
+                return  # an earlier part is lost
+            parts.append(notice.payload)
+            self._parts[notice.rank] = known, parts
+            if has_more:
+                return
+            del self._parts[notice.rank]
+        data = b"".join(parts)
+        self._do(lambda: self._with_left(self._succession.hear(notice.rank, data)))
+
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
+        """Return False: votes have no names."""
+        return False
+
+    def lose(self, rank: int, *, died: bool, why: str) -> None:  # noqa: ARG002 -- part of the interface
+        """Begin a vote if a rank died. A rank that left in order is missed by those that wait for it only."""
+        if died:
+            self._do(lambda: self._succession.cut(rank))
+        else:
+            with self._changed:
+                self._left.setdefault(rank, None)
+
+    def end(self) -> None:
+        """Take part in no vote any more, because this rank leaves the job."""
+        with self._changed:
+            self._stop("multiring was shut down")
+
+    # ---- events ----
+
+    def _run(self) -> None:
+        for line in self._line.first_lines:
+            self._hear_launcher(line)
+        next_s = time.monotonic() + TICK_S
+        while True:
+            try:
+                lines = self._line.receive(max(0.0, next_s - time.monotonic()))
+            except (OSError, ValueError) as error:
+                _log.warning("the launcher's message was not understood: %s", error)
+                lines = None
+            with self._changed:
+                if lines is None:
+                    self._stop("the launcher does not answer any more")
+                if self._why:
+                    return
+            for line in lines or ():
+                self._hear_launcher(line)
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + TICK_S
+                self._do(self._succession.tick)
+
+    def _hear_launcher(self, line: Line) -> None:
+        if line.kind == REFEREE_SAYS:
+            self._do(lambda: self._succession.hear(REFEREE, line.rest))
+        elif line.kind in (ENDED, LEFT):
+            vote = None if line.rest == UNKNOWN else decode(line.rest).vote if line.rest else Vote(-1)
+            with self._changed:
+                self._ended.add(line.rank)
+                self._changed.notify_all()
+                if line.kind == LEFT:
+                    self._left[line.rank] = vote
+                    return
+                self._left.pop(line.rank, None)
+            self._do(lambda: self._succession.end(line.rank, vote))
+
+    def _begin(self) -> VoteOutcome:
+        return self._with_left(self._succession.begin())
+
+    def _with_left(self, outcome: VoteOutcome) -> VoteOutcome:
+        """Tell the succession who has left, now that there is a vote."""
+        if self._succession.is_voting:
+            for rank, vote in self._left.items():
+                more = self._succession.cut(rank) if vote is None else self._succession.end(rank, vote)
+                outcome = VoteOutcome(
+                    more.vote or outcome.vote, outcome.sends + more.sends, outcome.generations + more.generations
+                )
+            self._left = {}
+        return outcome
+
+    def _do(self, event: Callable[[], VoteOutcome]) -> None:
+        with self._changed:
+            if self._why:
+                return
+            try:
+                outcome = event()
+            except ValueError as error:
+                _log.warning("a vote was not understood: %s", error)
+                return
+            # The vote is kept before anybody hears of it, and before this rank goes by it.
+            if outcome.vote is not None:
+                kept = encode(VoteMessage(PROMISE, outcome.vote.generation, vote=outcome.vote))
+                self._say(f"{KEEP} ".encode() + kept)
+            for to, data in outcome.sends:
+                self._send(to, data)
+            if self._is_stopped() or not outcome.generations:
+                return
+            self._decided = outcome.generations[-1]
+            end, why = self._end, self._told()
+            self._changed.notify_all()
+        end.finish(why)
+
+    # ---- with the lock held ----
+
+    def _is_stopped(self) -> bool:
+        return bool(self._why)
+
+    def _send(self, to: int, data: bytes) -> None:
+        if self._why:
+            return
+        if to == REFEREE:
+            self._say(f"{VOTE} ".encode() + data)
+            return
+        number, parts = next(self._numbers), [data[at : at + NOTE_BYTES] for at in range(0, len(data), NOTE_BYTES)]
+        try:
+            for index, part in enumerate(parts):
+                self._control.send(to, self._group, number << 32 | index << 1 | (index < len(parts) - 1), part)
+        except StateError as error:  # that rank accepts no messages at the moment; `tick` repeats this one
+            _log.info("a vote was not sent to rank %d: %s", to, error)
+
+    def _say(self, line: bytes) -> None:
+        try:
+            self._line.send(line)
+        except OSError as error:
+            self._is_cut_off = True
+            self._stop(f"the launcher does not answer any more ({error})")
+
+    def _stop(self, why: str) -> None:
+        if not self._why:
+            self._why = why
+            self._changed.notify_all()
+
+    def _found(self, number: int, members: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
+        if self._why:
+            raise StateError(f"this rank cannot agree with others on who goes on: {self._why}")
+        after, left = self._decided
+        if after > number:
+            if self._own not in left:
+                raise StateError(self._told())
+            return self._decided if set(members) - set(left) <= self._ended else None
+        if len(set(members) - self._ended) < self._least:
+            raise StateError(self._missing(number, members))
+        return None
+
+    def _told(self) -> str:
+        after, left = self._decided
+        if self._own not in left:
+            return (
+                f"the other ranks have gone on as generation {after} without this one, process {self._own} of the "
+                "job's start, because it did not answer. It must end"
+            )
+        return f"the ranks go on as generation {after}, processes {list(left)} of the job's start"
+
+    def _missing(self, number: int, members: Sequence[int]) -> str:
+        ended = sorted(set(members) & self._ended)
+        left = [each for each in members if each not in self._ended]
+        names = f"of generation {number}'s {len(members)} ranks, processes {list(members)} of the job's start"
+        if len(left) < self._least:
+            return (
+                f"{names}, {ended} have ended. {len(left)} are left, and --min-ranks {self._least} wants more: save "
+                "the state, and start the job again"
+            )
+        after, decided = self._decided
+        if after > number:
+            waits = sorted(set(members) - set(decided) - self._ended)
+            return f"processes {waits} are out and have not ended within {MOST_S:.0f} s, so their memory cannot be used"
+        return (
+            f"{names}, {ended} have ended, and the others found no majority within {MOST_S:.0f} s. More than half of "
+            f"{left} must answer: look for stopped or unreachable processes among them"
+        )

@@ -1,0 +1,144 @@
+"""The line between a rank and the launcher of its host, for the vote on the next generation.
+
+The launcher keeps the rank's vote. What the rank has sent is in the kernel's memory, where it outlives the process. The
+launcher tells which ranks ended, and with which vote, and it is the vote's referee. Each line of text is one message:
+
+    rank to launcher    H RANK PROOF    the first line: this process is the rank
+                        A               the answer to W
+                        K VOTE          keep this vote
+                        V MESSAGE       a message to the referee
+                        G REASON        this rank cannot go on, so the job should end
+                        B               this rank has left, and sends nothing more
+                        F               this rank ends by an error, and sends nothing more
+    launcher to rank    W               the launcher watches this process now
+                        E RANK VOTE     the rank's process ended; the vote is the last one that it kept
+                        L RANK VOTE     the rank has left
+                        R MESSAGE       a message of the referee
+
+An empty vote was kept by a rank that has not voted. "?" stands for a vote that nobody has.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import select
+import socket
+from typing import NamedTuple
+
+from multiring._settings import vote_address
+
+HELLO, WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, ENDED, LEFT, REFEREE_SAYS = "HWAKVGBFELR"
+UNKNOWN = b"?"  # in place of a vote that nobody has
+MOST_BYTES = 1 << 20  # of a line
+_PATIENCE_S = 10.0  # for the launcher, which reads at once
+
+
+class Line(NamedTuple):
+    """One message."""
+
+    kind: str
+    rank: int  # -1 in messages without a rank
+    rest: bytes
+
+
+def proof_of(secret: bytes, job: str, rank: int) -> str:
+    """Return the proof that a process belongs to the job."""
+    return hmac.new(secret, f"vote|{job}|{rank}".encode(), hashlib.sha256).hexdigest()
+
+
+def line_in(text: bytes) -> Line:
+    """Return the message in a line, without its end.
+
+    Raises:
+        ValueError: the line is no message.
+    """
+    kind, _, rest = text.partition(b" ")
+    word = kind.decode("ascii", "replace")
+    if word in {HELLO, ENDED, LEFT}:
+        number, _, rest = rest.partition(b" ")
+        return Line(word, int(number), rest)
+    if len(word) == 1 and word in {WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, REFEREE_SAYS}:
+        return Line(word, -1, rest)
+    raise ValueError(f"{text[:100]!r} is no message between a rank and its launcher")
+
+
+class Lines:
+    """Cuts received bytes into lines."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` ends.
+
+        Raises:
+            ValueError: a line has no end.
+        """
+        *whole, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) > MOST_BYTES:
+            raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+        return whole
+
+
+class LauncherLine:
+    """A rank's end of the line.
+
+    Args:
+        reports: the value of MULTIRING_REPORTS.
+        rank: this process's number.
+        proof: see `proof_of`.
+
+    Raises:
+        OSError: the launcher does not answer.
+    """
+
+    def __init__(self, reports: str, rank: int, proof: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lines = Lines()
+        self.first_lines: list[Line] = []  # came before the constructor had ended
+        try:
+            self._socket.settimeout(_PATIENCE_S)
+            self._socket.connect(vote_address(reports))
+            self.send(f"{HELLO} {rank} {proof}".encode())
+            self._await_watch()
+            self.send(ALIVE.encode())
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _await_watch(self) -> None:
+        is_watched = False
+        while not is_watched:
+            lines = self.receive(_PATIENCE_S)
+            if lines is None:
+                raise ConnectionError("it has refused this process")
+            if not lines:
+                raise TimeoutError(f"it has not answered for {_PATIENCE_S:g} s")
+            is_watched = any(each.kind == WATCHED for each in lines)
+            self.first_lines += [each for each in lines if each.kind != WATCHED]
+
+    def send(self, line: bytes) -> None:
+        """Send a line. When the call returns, the launcher has it, whatever becomes of this process.
+
+        Raises:
+            OSError: the launcher does not read, or has ended. The line counts as not sent, and so do later ones.
+        """
+        self._socket.sendall(line + b"\n")
+
+    def receive(self, seconds: float) -> list[Line] | None:
+        """Return the messages that have come; [] after `seconds`, and None when the line is closed."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(1000.0 * seconds):
+            return []
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        return [line_in(each) for each in self._lines.take(data)] if data else None
+
+    def close(self) -> None:
+        """Close the line."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

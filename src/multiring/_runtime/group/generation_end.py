@@ -1,0 +1,63 @@
+"""The end of a generation: once the ranks have gone on as a later one, its groups' operations fail.
+
+The native core fails the operations that a lost rank takes part in. Others, of groups without that rank, would wait
+without end for ranks that have gone on. Their threads look here, once a second at least.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from multiring.errors import PeerLostError
+
+
+class GenerationEnd:
+    """Whether a generation is over, and why.
+
+    Args:
+        rank: this process's number in the native core.
+        may_end: whether the ranks go on without lost ones. Otherwise the generation lasts as long as the job.
+    """
+
+    def __init__(self, rank: int = 0, *, may_end: bool = False) -> None:
+        self.rank = rank
+        self.may_end = may_end
+        self.is_over = False
+        self._why = ""
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def when_over(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, a bound method, once the generation is over. The registration keeps no object alive.
+
+        The method is called on a thread that must not block.
+        """
+        if not self.may_end:
+            return
+        with self._lock:
+            self._listeners = [each for each in self._listeners if each() is not None]
+            self._listeners.append(weakref.WeakMethod(listener))
+            is_over = self.is_over
+        if is_over:
+            listener()
+
+    def finish(self, why: str) -> None:
+        """End the generation; a second call does nothing."""
+        with self._lock:
+            if self.is_over:
+                return
+            self._why, self.is_over = why, True
+            listeners = [each() for each in self._listeners]
+        self._over.set()
+        for listener in listeners:
+            if listener is not None:
+                listener()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the generation is over, but at most `seconds`; return whether it is."""
+        return self._over.wait(seconds)
+
+    def error(self, title: str) -> PeerLostError:
+        """Return the error of the operation `title`, when the generation is over."""
+        return PeerLostError(f"{title}: {self._why}; the contents of its arrays are undefined")
