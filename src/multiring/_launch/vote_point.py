@@ -2,7 +2,7 @@
 
 A process is told to have ended only once the kernel says that it has: then it can send nothing more, and all that it
 has sent to the launcher is here. A process that the others have gone on without is killed, because it may still write
-into their memory. The messages are in `launcher_line`.
+into their memory. The messages are in `launcher_channel`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from multiring._agreement.referee import Referee
 from multiring._agreement.vote_messages import decode
-from multiring._runtime.failures.launcher_line import (
+from multiring._runtime.failures.launcher_channel import (
     ALIVE,
     BYE,
     ENDED,
@@ -32,15 +32,15 @@ from multiring._runtime.failures.launcher_line import (
     UNKNOWN,
     VOTE,
     WATCHED,
-    Line,
-    Lines,
-    line_in,
+    LauncherMessage,
+    MessageCutter,
+    message_in,
     proof_of,
 )
 from multiring._settings import vote_address
 
 _UCRED = struct.Struct("3i")
-_MOST_STRANGERS = 64  # connections that have not said who they are
+_MOST_PENDING = 64  # connections that have not said who they are
 _NUMBERS = 1 << 16
 _GRACE_S = 2.0  # a process that others have seen dying is dead by then
 
@@ -51,7 +51,7 @@ class _Voter:
 
     connection: socket.socket
     pid: int
-    lines: Lines = field(default_factory=Lines)
+    cutter: MessageCutter = field(default_factory=MessageCutter)
     rank: int | None = None
     process: int | None = None  # a file descriptor of the process, which is readable once it has ended
     is_watched: bool = False  # `process` is surely the sender's
@@ -160,8 +160,8 @@ class VotePoint:
             connection.setblocking(False)
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             pid, user, _ = _UCRED.unpack(found)
-            strangers = sum(each.rank is None and not each.is_closed for each in self._voters)
-            if user != os.geteuid() or strangers >= _MOST_STRANGERS:
+            pending = sum(each.rank is None and not each.is_closed for each in self._voters)
+            if user != os.geteuid() or pending >= _MOST_PENDING:
                 connection.close()
                 return
             self._voters = [each for each in self._voters if each.rank is not None or not each.is_closed]
@@ -176,11 +176,11 @@ class VotePoint:
         while not voter.is_closed:
             try:
                 data = voter.connection.recv(1 << 16)
-                lines = voter.lines.take(data)
+                lines = voter.cutter.take(data)
                 if not data:
                     self._drop(voter)
                 for line in lines:
-                    self._take(voter, line_in(line))
+                    self._take(voter, message_in(line))
             except BlockingIOError:
                 return
             except OSError:  # ECONNRESET: it died with lines unread. All that it has sent was read before.
@@ -188,7 +188,7 @@ class VotePoint:
             except ValueError:
                 self._give_up(voter)
 
-    def _take(self, voter: _Voter, line: Line) -> None:
+    def _take(self, voter: _Voter, line: LauncherMessage) -> None:
         if voter.rank is None:
             self._admit(voter, line)
         elif line.kind == ALIVE:
@@ -205,7 +205,7 @@ class VotePoint:
             voter.has_left, voter.has_failed = line.kind == BYE, line.kind == FAILED
             self._tell_all(voter)
 
-    def _admit(self, voter: _Voter, line: Line) -> None:
+    def _admit(self, voter: _Voter, line: LauncherMessage) -> None:
         wanted = proof_of(self._secret, self._job, line.rank)
         is_right = line.kind == HELLO and hmac.compare_digest(line.rest, wanted.encode())
         if not is_right or not 0 <= line.rank < self._size or line.rank in self._ranks:
@@ -256,7 +256,7 @@ class VotePoint:
             return
         voter.unsent += line + b"\n"
         self._flush(voter)
-        if len(voter.unsent) > MOST_BYTES:  # a stopped process, which finds the line closed when it goes on
+        if len(voter.unsent) > MOST_BYTES:  # a stopped process, which finds the channel closed when it goes on
             self._give_up(voter)
 
     def _flush(self, voter: _Voter) -> None:

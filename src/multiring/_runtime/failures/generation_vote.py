@@ -1,7 +1,7 @@
 """This rank's part in the vote on the next generation: `Succession`, with its messages, its clock and its kept vote.
 
 Votes travel as control messages between the ranks. The launcher keeps each rank's vote, tells who ended, and is the
-referee (launcher_line.py). The control thread and a thread of this module answer, so a rank whose program computes
+referee (launcher_channel.py). The control thread and a thread of this module answer, so a rank whose program computes
 votes like any other.
 """
 
@@ -18,7 +18,7 @@ from multiring._agreement.votes import REFEREE, Vote
 from multiring._limits.processes import start_thread
 from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
 from multiring._runtime.failures.control_thread import Control
-from multiring._runtime.failures.launcher_line import (
+from multiring._runtime.failures.launcher_channel import (
     BYE,
     ENDED,
     FAILED,
@@ -28,8 +28,8 @@ from multiring._runtime.failures.launcher_line import (
     REFEREE_SAYS,
     UNKNOWN,
     VOTE,
-    LauncherLine,
-    Line,
+    LauncherChannel,
+    LauncherMessage,
 )
 from multiring._runtime.group.generation_end import GenerationEnd
 from multiring.errors import StateError
@@ -45,7 +45,7 @@ class GenerationVote:
 
     Args:
         control: sends the votes.
-        line: the line to the launcher.
+        channel: the channel to the launcher.
         members: the numbers of the processes of generation 0, by rank.
         end: the end of generation 0.
         job: the job's name.
@@ -53,9 +53,15 @@ class GenerationVote:
     """
 
     def __init__(
-        self, control: Control, line: LauncherLine, members: Sequence[int], end: GenerationEnd, job: str, least: int
+        self,
+        control: Control,
+        channel: LauncherChannel,
+        members: Sequence[int],
+        end: GenerationEnd,
+        job: str,
+        least: int,
     ) -> None:
-        self._control, self._line, self._least = control, line, least
+        self._control, self._channel, self._least = control, channel, least
         self._own = end.rank
         self._succession = Succession(self._own, 0, members, least=least, has_referee=True)
         self._end = end
@@ -121,7 +127,7 @@ class GenerationVote:
             self._stop("this rank has left the job")
             if not self._is_cut_off:
                 self._say((BYE if in_order else FAILED).encode())
-        self._line.close()
+        self._channel.close()
 
     # ---- the control thread's listener ----
 
@@ -164,39 +170,40 @@ class GenerationVote:
     # ---- events ----
 
     def _run(self) -> None:
-        for line in self._line.first_lines:
-            self._hear_launcher(line)
+        for message in self._channel.first_messages:
+            self._hear_launcher(message)
         next_s = time.monotonic() + TICK_S
         while True:
             try:
-                lines = self._line.receive(max(0.0, next_s - time.monotonic()))
+                messages = self._channel.receive(max(0.0, next_s - time.monotonic()))
             except (OSError, ValueError) as error:
-                _log.warning("the launcher's message was not understood: %s", error)
-                lines = None
+                if not self._is_stopped():  # else this rank has closed the channel
+                    _log.warning("a message of the launcher was not understood: %s", error)
+                messages = None
             with self._changed:
-                if lines is None:
+                if messages is None:
                     self._stop("the launcher does not answer any more")
                 if self._why:
                     return
-            for line in lines or ():
-                self._hear_launcher(line)
+            for message in messages or ():
+                self._hear_launcher(message)
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + TICK_S
                 self._do(self._succession.tick)
 
-    def _hear_launcher(self, line: Line) -> None:
-        if line.kind == REFEREE_SAYS:
-            self._do(lambda: self._succession.hear(REFEREE, line.rest))
-        elif line.kind in (ENDED, LEFT):
-            vote = None if line.rest == UNKNOWN else decode(line.rest).vote if line.rest else Vote(-1)
+    def _hear_launcher(self, message: LauncherMessage) -> None:
+        if message.kind == REFEREE_SAYS:
+            self._do(lambda: self._succession.hear(REFEREE, message.rest))
+        elif message.kind in (ENDED, LEFT):
+            vote = None if message.rest == UNKNOWN else decode(message.rest).vote if message.rest else Vote(-1)
             with self._changed:
-                self._ended.add(line.rank)
+                self._ended.add(message.rank)
                 self._changed.notify_all()
-                if line.kind == LEFT:
-                    self._left[line.rank] = vote
+                if message.kind == LEFT:
+                    self._left[message.rank] = vote
                     return
-                self._left.pop(line.rank, None)
-            self._do(lambda: self._succession.end(line.rank, vote))
+                self._left.pop(message.rank, None)
+            self._do(lambda: self._succession.end(message.rank, vote))
 
     def _begin(self) -> VoteOutcome:
         return self._with_left(self._succession.begin())
@@ -254,7 +261,7 @@ class GenerationVote:
 
     def _say(self, line: bytes) -> None:
         try:
-            self._line.send(line)
+            self._channel.send(line)
         except OSError as error:
             self._is_cut_off = True
             self._stop(f"the launcher does not answer any more ({error})")

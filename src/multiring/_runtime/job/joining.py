@@ -22,7 +22,7 @@ from multiring._runtime.bootstrap.waiting_lines import WaitingLines
 from multiring._runtime.engines.mpi import MpiEngine, MpiHere, check_engines
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.failures.generation_vote import GenerationVote
-from multiring._runtime.failures.launcher_line import LauncherLine, proof_of
+from multiring._runtime.failures.launcher_channel import LauncherChannel, proof_of
 from multiring._runtime.failures.rank_status import RankStatus
 from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.handles import NOBODY
@@ -272,7 +272,7 @@ def _world(
     if rail_watch is not None:
         rail_watch.start()
     glossary = Glossary()
-    line = None if control is None else _launcher_line(identity, settings)
+    line = None if control is None else _launcher_channel(identity, settings)
     services = ProcessServices(
         context=context,
         holdings=Holdings(context),
@@ -287,14 +287,14 @@ def _world(
         device_path=settings.device_path,
         between_hosts="tcp" if engine is None else "mpi",
         spin_s=planned[1],
-        generation=GenerationEnd(identity.rank, may_end=line is not None),
+        generation=GenerationEnd(identity.rank, may_end=channel is not None),
     )
     vote = None
     if control is not None:
         control.start()
-        if line is not None:
+        if channel is not None:
             least = settings.min_ranks or 1
-            vote = GenerationVote(control, line, membership.ids, services.generation, identity.job, least)
+            vote = GenerationVote(control, channel, membership.ids, services.generation, identity.job, least)
             vote.start()
 
     return World(
@@ -315,13 +315,13 @@ def _world(
     )
 
 
-def _launcher_line(identity: Identity, settings: Settings) -> LauncherLine | None:
-    """Return the line to the launcher if the ranks go on without lost ones, else None."""
+def _launcher_channel(identity: Identity, settings: Settings) -> LauncherChannel | None:
+    """Return the channel to the launcher if the ranks go on without lost ones, else None."""
     if settings.min_ranks is None or settings.reports is None:
         return None
     try:
         proof = proof_of(identity.secret, identity.job, identity.rank)
-        return LauncherLine(settings.reports, identity.rank, proof)
+        return LauncherChannel(settings.reports, identity.rank, proof)
     except (OSError, ValueError) as error:
         # The launcher refuses a process that joins a second time. It ends the job when this rank fails, as without
         # --min-ranks.

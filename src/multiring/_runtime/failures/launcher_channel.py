@@ -1,4 +1,4 @@
-"""The line between a rank and the launcher of its host, for the vote on the next generation.
+"""The channel between a rank and the launcher of its host, for the vote on the next generation.
 
 The launcher keeps the rank's vote. What the rank has sent is in the kernel's memory, where it outlives the process. The
 launcher tells which ranks ended, and with which vote, and it is the vote's referee. Each line of text is one message:
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 20  # of a line
 _PATIENCE_S = 10.0  # for the launcher, which reads at once
 
 
-class Line(NamedTuple):
+class LauncherMessage(NamedTuple):
     """One message."""
 
     kind: str
@@ -46,7 +46,7 @@ def proof_of(secret: bytes, job: str, rank: int) -> str:
     return hmac.new(secret, f"vote|{job}|{rank}".encode(), hashlib.sha256).hexdigest()
 
 
-def line_in(text: bytes) -> Line:
+def message_in(text: bytes) -> LauncherMessage:
     """Return the message in a line, without its end.
 
     Raises:
@@ -56,13 +56,13 @@ def line_in(text: bytes) -> Line:
     word = kind.decode("ascii", "replace")
     if word in {HELLO, ENDED, LEFT}:
         number, _, rest = rest.partition(b" ")
-        return Line(word, int(number), rest)
+        return LauncherMessage(word, int(number), rest)
     if len(word) == 1 and word in {WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, REFEREE_SAYS}:
-        return Line(word, -1, rest)
+        return LauncherMessage(word, -1, rest)
     raise ValueError(f"{text[:100]!r} is no message between a rank and its launcher")
 
 
-class Lines:
+class MessageCutter:
     """Cuts received bytes into lines."""
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class Lines:
         return whole
 
 
-class LauncherLine:
-    """A rank's end of the line.
+class LauncherChannel:
+    """A rank's end of the channel.
 
     Args:
         reports: the value of MULTIRING_REPORTS.
@@ -94,8 +94,8 @@ class LauncherLine:
 
     def __init__(self, reports: str, rank: int, proof: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lines = Lines()
-        self.first_lines: list[Line] = []  # came before the constructor had ended
+        self._cutter = MessageCutter()
+        self.first_messages: list[LauncherMessage] = []  # came before the constructor had ended
         try:
             self._socket.settimeout(_PATIENCE_S)
             self._socket.connect(vote_address(reports))
@@ -109,13 +109,13 @@ class LauncherLine:
     def _await_watch(self) -> None:
         is_watched = False
         while not is_watched:
-            lines = self.receive(_PATIENCE_S)
-            if lines is None:
+            messages = self.receive(_PATIENCE_S)
+            if messages is None:
                 raise ConnectionError("it has refused this process")
-            if not lines:
+            if not messages:
                 raise TimeoutError(f"it has not answered for {_PATIENCE_S:g} s")
-            is_watched = any(each.kind == WATCHED for each in lines)
-            self.first_lines += [each for each in lines if each.kind != WATCHED]
+            is_watched = any(each.kind == WATCHED for each in messages)
+            self.first_messages += [each for each in messages if each.kind != WATCHED]
 
     def send(self, line: bytes) -> None:
         """Send a line. When the call returns, the launcher has it, whatever becomes of this process.
@@ -125,8 +125,8 @@ class LauncherLine:
         """
         self._socket.sendall(line + b"\n")
 
-    def receive(self, seconds: float) -> list[Line] | None:
-        """Return the messages that have come; [] after `seconds`, and None when the line is closed."""
+    def receive(self, seconds: float) -> list[LauncherMessage] | None:
+        """Return the messages that have come; [] after `seconds`, and None when the channel is closed."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if not poll.poll(1000.0 * seconds):
@@ -135,10 +135,10 @@ class LauncherLine:
             data = self._socket.recv(1 << 16)
         except OSError:
             data = b""
-        return [line_in(each) for each in self._lines.take(data)] if data else None
+        return [message_in(each) for each in self._cutter.take(data)] if data else None
 
     def close(self) -> None:
-        """Close the line."""
+        """Close the channel."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
