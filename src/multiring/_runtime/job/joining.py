@@ -272,7 +272,7 @@ def _world(
     if rail_watch is not None:
         rail_watch.start()
     glossary = Glossary()
-    line = None if control is None else _launcher_channel(identity, settings)
+    channel = None if control is None else _launcher_channel(identity, settings)
     services = ProcessServices(
         context=context,
         holdings=Holdings(context),
