@@ -279,6 +279,7 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--stdin RANK",
         "--grace S",
         "--max-restarts N",
+        "--min-ranks K",
         "--log-dir DIR",
         "--options FILE",
     ]
