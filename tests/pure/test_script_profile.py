@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from multiring._cli import main
+from multiring._gradients.buckets import GradientSpec, lay_out
 from multiring._schedule import Collective, Wire
 from multiring._simulator.presets import preset
 from multiring._simulator.script_profile import (
@@ -19,7 +21,7 @@ from multiring._simulator.script_profile import (
 from multiring._simulator.step import part_of, step_of
 from multiring.errors import ArgumentError
 from multiring.planner import Task, cheapest
-from multiring.planner.parallelism import Axis, GradientExchange, Parallelism, seconds_of
+from multiring.planner.parallelism import Axis, GradientExchange, Parallelism, buckets_of, seconds_of
 
 _MIB = 1 << 20
 SECONDS = PartSeconds(
@@ -55,6 +57,7 @@ def test_the_step_is_priced_as_parallelize_prices_it() -> None:
     profile = step_profile_of([PROFILE], 8)
     step = step_of(profile, cluster)
     assert step.seconds == seconds_of(Parallelism(((Axis.DATA, 8),)), profile, cluster)
+    assert profile.exchange == GradientExchange(bucket_bytes=4 * _MIB, at_most=True)
     assert [each.size_bytes for each in step.buckets] == [2 * _MIB, 6 * _MIB, _MIB]
     assert [each.ready_s for each in step.buckets] == pytest.approx([0.01, 0.04, 0.045])
     until = 0.0
@@ -69,6 +72,23 @@ def test_the_step_is_priced_as_parallelize_prices_it() -> None:
     one = step_of(step_profile_of([PROFILE], 1), part_of(cluster, 1))
     assert one.seconds.total == pytest.approx(0.1)
     assert (one.efficiency, list(one.buckets)) == (1.0, [])
+
+
+def test_buckets_are_those_of_the_reducer() -> None:
+    """A profile's buckets are cut as multiring lays them out, or as DistributedDataParallel's rule is."""
+    random = np.random.default_rng(4)
+    for _ in range(100):
+        counts = (16 * random.integers(1, 1 << random.integers(1, 18, random.integers(1, 30)))).tolist()
+        limit = int(random.integers(1 << 12, 8 << 20))
+        gradients = tuple(ReadyGradient(f"{at}", 4 * count, 0.001 * at) for at, count in enumerate(counts))
+        ours = replace(PROFILE, form="mt.distribute", bucket_bytes=limit, gradients=gradients)
+        found = step_profile_of([ours], 2)
+        layouts = lay_out([GradientSpec.row_major("float32", (count,)) for count in reversed(counts)], limit)
+        sizes = [size for _, size in buckets_of(found.units, found.exchange)]
+        assert sizes == [4 * each.flags_offset for each in layouts]
+        ddp = step_profile_of([replace(ours, form="DistributedDataParallel")], 2)
+        *full, _ = [size for _, size in buckets_of(ddp.units, ddp.exchange)]
+        assert all(size >= min(limit, 1 << 20) for size in full)
 
 
 def test_a_lag_gives_communication_the_whole_step() -> None:

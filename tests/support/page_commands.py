@@ -51,6 +51,14 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("simulate.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
         "needs a profile; tests/pure/test_script_profile.py"
     ),
+    **{
+        ("simulate.md", command): Read("tests/frameworks/torch/test_profile_command.py grades two scripts")
+        for command in (
+            "multiring profile --ranks-per-host 2 -- python train.py",
+            "multiring run -n 2 --timeline run.json.gz -- python train.py",
+            "multiring simulate --profile profile.json --against run.json.gz",
+        )
+    },
     ("profile.md", "multiring profile -- python train.py"): Read(
         "tests/frameworks/torch/test_profile_command.py profiles scripts of several kinds"
     ),

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 from multiring.errors import MultiringError
 
@@ -39,3 +40,9 @@ def show(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise ReaderGoneError("the reader of standard output has closed it") from None
+
+
+def show_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells in columns, aligned on the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    show("\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows))

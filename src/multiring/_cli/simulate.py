@@ -4,6 +4,9 @@ The topology is a known cluster or a topology file, with one rank for each accel
 buckets while backward continues, by the plans of `multiring plan`. The times of one rank alone are those of a profile
 (multiring profile), or of a known model at a published rate, or that of --rate.
 
+With --against TIMELINE, the command grades a prediction part by part against a run of the profiled script that was
+recorded by `multiring run --timeline`.
+
 With --published FILE, the command predicts published runs instead, and grades its predictions.
 
 For each number of ranks the command prints the time of a step, the samples a second, the efficiency compared with one
@@ -16,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from multiring._cli.graded_run import show_graded_run
 from multiring._cli.grading import show_grade
-from multiring._cli.output import show
-from multiring._cli.simulation import Subject, subject_of
-from multiring._runtime.rails.topology_file import read_topology
+from multiring._cli.output import show, show_table
+from multiring._cli.simulation import Subject, cluster_of, subject_of
 from multiring._simulator.layers import model_names
-from multiring._simulator.presets import Preset, preset, preset_names
+from multiring._simulator.presets import Preset, preset_names
 from multiring._simulator.step import SimulatedStep, part_of, step_of
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
@@ -48,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: all of the cluster)")
     parser.add_argument("--sweep", action="store_true", help="1, 2, 4, 8, ... ranks, up to all of the cluster")
     parser.add_argument("--rate", type=float, metavar="R", help="samples/s of one rank alone (default: as published)")
+    parser.add_argument(
+        "--against", type=Path, metavar="TIMELINE", help="with --profile: grade the prediction by a run's timeline"
+    )
     parser.add_argument("--published", metavar="FILE", help="predict the published runs in this file, and grade that")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -55,18 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for each number of ranks, or the grade of published runs, and return 0."""
     if arguments.published is not None:
-        for option in ("--topology", "--model", "--profile", "--batch-per-rank", "--ranks", "--rate", "--sweep"):
+        for option in (
+            "--topology",
+            "--model",
+            "--profile",
+            "--batch-per-rank",
+            "--ranks",
+            "--rate",
+            "--sweep",
+            "--against",
+        ):
             if getattr(arguments, option[2:].replace("-", "_")) not in (None, False):
                 raise ArgumentError(
                     f"--published and {option}: the rows of a file say what to predict; leave out {option}"
                 )
         return show_grade(arguments.published, as_json=arguments.json)
+    if arguments.against is not None:
+        return show_graded_run(arguments)
     if arguments.topology is None:
         raise ArgumentError(
             "--topology is missing: want --topology with --model and --batch-per-rank, or with --profile FILE; or "
             "--published FILE"
         )
-    known, topology = _cluster(arguments.topology)
+    known, topology = cluster_of(arguments.topology)
     subject = subject_of(arguments, known)
     counts = _counts(arguments, topology)
     steps = [
@@ -76,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(json.dumps(_described(arguments.topology, subject, known, steps), indent=1))
         return 0
     show(f"{topology if known is None else known.title}: {subject.title}")
-    _table([_HEAD, *map(_cells, steps)])
+    show_table([_HEAD, *map(_cells, steps)])
     for remark in subject.remarks:
         show(remark)
     if known is not None and known.usd_per_host_hour is not None:
@@ -84,14 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
         usd = last.hosts * known.usd_per_host_hour / 3600 / last.samples_per_s * 1e6
         show(f"{last.ranks} ranks cost {usd:.4g} USD for a million samples, at the price of {known.priced}.")
     return 0
-
-
-def _cluster(words: str) -> tuple[Preset | None, Topology]:
-    """Return the preset, if there is one with this name, and the topology."""
-    if words in preset_names() or not Path(words).exists():
-        known = preset(words)
-        return known, known.topology
-    return None, read_topology(words)
 
 
 def _counts(arguments: argparse.Namespace, topology: Topology) -> list[int]:
@@ -118,11 +127,6 @@ def _cells(step: SimulatedStep) -> tuple[str, ...]:
         f"{step.seconds.exchange * 1e3:.4g}",
         step.bound,
     )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    show("\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows))
 
 
 def _described(

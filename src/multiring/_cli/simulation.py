@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multiring._runtime.rails.topology_file import read_topology
 from multiring._simulator.layers import layers_of, units_of
-from multiring._simulator.presets import Preset
+from multiring._simulator.presets import Preset, preset, preset_names
 from multiring._simulator.rates import rate_of
 from multiring._simulator.script_profile import ScriptProfile, script_profile_of, step_profile_of
 from multiring._simulator.step import profile_of
+from multiring._topology import Topology
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import GradientExchange, Profile
 
@@ -104,3 +106,11 @@ def _of_script(profiles: list[ScriptProfile], batch_per_rank: int | None) -> Sub
             "peak_memory_bytes": peak_bytes,
         },
     )
+
+
+def cluster_of(words: str) -> tuple[Preset | None, Topology]:
+    """Return the preset, if there is one with this name, and the topology."""
+    if words in preset_names() or not Path(words).exists():
+        known = preset(words)
+        return known, known.topology
+    return None, read_topology(words)

@@ -55,11 +55,11 @@ class RecordedTimes:
         return max(each.end for each in self.ranks.values()) - min(each.start for each in self.ranks.values())
 
 
-def read_timeline(path: Path) -> RecordedTimes:
-    """Return what the timeline at `path` says.
+def read_events(path: Path) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
+    """Return the events of the timeline at `path`, and what it says of each rank, by the rank as text.
 
     Raises:
-        ArgumentError: the file is not a timeline of multiring, or has no collective of several ranks.
+        ArgumentError: the file is not a timeline of multiring.
     """
     try:
         raw = path.read_bytes()
@@ -72,6 +72,16 @@ def read_timeline(path: Path) -> RecordedTimes:
         ) from None
     if not str(writer).startswith("multiring"):
         raise ArgumentError(f"{path} was written by {writer!r}; want a file of `multiring run --timeline`")
+    return events, ranks
+
+
+def read_timeline(path: Path) -> RecordedTimes:
+    """Return what the timeline at `path` says.
+
+    Raises:
+        ArgumentError: the file is not a timeline of multiring, or has no collective of several ranks.
+    """
+    events, ranks = read_events(path)
     times = times_of(events, [int(rank) for rank, about in ranks.items() if about.get("is_missing")])
     if not times.starts:
         raise ArgumentError(f"{path} has no collective of several ranks; want the timeline of a job's whole run")

@@ -15,6 +15,7 @@ from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Compute, GradientExchange, Overheads, Profile, Unit
 
 FORMAT = 1
+DDP = "DistributedDataParallel"
 _VERSION = "multiring_profile"
 
 
@@ -70,6 +71,11 @@ class ScriptProfile:
     def gradient_bytes(self) -> int:
         """The bytes of all gradients."""
         return sum(each.bytes for each in self.gradients)
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """How the script averages gradients. A script that does not is expected to use `mt.distribute`."""
+        return GradientExchange(bucket_bytes=self.bucket_bytes, at_most=self.form != DDP)
 
     def as_text(self) -> str:
         """Return the file's text, with one line for each gradient."""
@@ -193,7 +199,7 @@ def step_profile_of(
             update_s_per_byte=nearest.seconds.optimizer / nearest.gradient_bytes,
             outside_s=nearest.seconds.input + nearest.seconds.other,
         ),
-        exchange=exchange or GradientExchange(bucket_bytes=nearest.bucket_bytes),
+        exchange=exchange or nearest.exchange,
     )
 
 

@@ -1,5 +1,6 @@
 """multiring profile: scripts that train with torch, profiled without a change, and scripts that cannot be profiled."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ MODEL = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(240, 16), torch.randint(0, 4, (240,))), batch_size=8)
@@ -80,6 +82,26 @@ def test_a_script_is_profiled(script: str, form: str, bucket_mib: int, tmp_path:
     assert parts.step == pytest.approx(parts.input + parts.forward + parts.backward + parts.optimizer + parts.other)
     assert found.peak_memory_bytes > 50 << 20
     assert not (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("script", [OURS, DDP.replace("'gloo'", "'multiring'")])
+def test_a_prediction_is_graded_by_a_run_of_the_script(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = script.replace("import torch\n", "import torch, multiring.torch\n", 1)
+    profile_of(tmp_path, script)
+    command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--timeline", "run.json", "--", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    profile, run = str(tmp_path / "profile.json"), str(tmp_path / "run.json")
+    assert main(["simulate", "--profile", profile, "--against", run, "--json"]) == 0
+    parts = {each["part"]: each for each in json.loads(capsys.readouterr().out)["parts"]}
+    assert [name for name, each in parts.items() if each["source"] == "input"] == ["ranks", "hosts"]
+    assert (parts["ranks"]["measured"], parts["ranks"]["error"]) == (2, None)
+    assert parts["number of buckets"]["error"] == 0
+    assert parts["bucket 1, bytes"]["error"] < 0.05
+    for name in ("step", "compute", "update", "communication", "bucket 1"):
+        assert parts[name]["measured"] > 0
 
 
 def test_a_script_may_go_on_to_its_end(tmp_path: Path) -> None:

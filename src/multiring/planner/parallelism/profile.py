@@ -16,15 +16,17 @@ _MOST_LAG = 1
 class GradientExchange:
     """How the ranks of a data axis average gradients.
 
-    A bucket is complete at `bucket_bytes`, and the first bucket at 1 MiB if that is less. `wire` encodes gradients
-    between hosts. With a `lag` of 1, a step uses the averages of the previous step's gradients, so that communication
-    has a whole step.
+    A bucket is complete once it has `bucket_bytes`, as DistributedDataParallel's buckets are; with `at_most`, before it
+    would have more, as multiring's buckets are. The limit of the first bucket is at most 1 MiB. `wire` encodes
+    gradients between hosts. With a `lag` of 1, a step uses the averages of the previous step's gradients, so that
+    communication has a whole step.
 
     Raises:
         ArgumentError: the limit is not positive, or the lag is neither 0 nor 1.
     """
 
     bucket_bytes: int = _BUCKET_BYTES
+    at_most: bool = False
     wire: Wire = Wire.NONE
     lag: int = 0
 

@@ -72,7 +72,7 @@ def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) ->
         return []
     backward_s = profile.compute_of(profile.batch / parallelism.data_ranks).backward_s
     over, found = 0.0, []
-    for ready, size_bytes in buckets_of(profile.units, profile.exchange.bucket_bytes):
+    for ready, size_bytes in buckets_of(profile.units, profile.exchange):
         copied_s = size_bytes * profile.overheads.copy_s_per_byte
         reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
         start = max(over, ready * backward_s)
@@ -81,21 +81,25 @@ def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) ->
     return found
 
 
-def buckets_of(units: Sequence[Unit], bucket_bytes: int = GradientExchange().bucket_bytes) -> list[tuple[float, int]]:
+def buckets_of(units: Sequence[Unit], exchange: GradientExchange | None = None) -> list[tuple[float, int]]:
     """Return, for each bucket of data parallelism, the part of backward after which it is complete, and its bytes.
 
-    `bucket_bytes` completes a bucket.
+    `exchange` says when a bucket is complete, by default as DistributedDataParallel does.
     """
+    exchange = exchange or GradientExchange()
     whole = sum(unit.seconds for unit in units) or 1.0
     found: list[tuple[float, int]] = []
-    done, last, waiting, most = 0.0, 0.0, 0, min(_FIRST_BUCKET_BYTES, bucket_bytes)
+    done, last, waiting, most = 0.0, 0.0, 0, min(_FIRST_BUCKET_BYTES, exchange.bucket_bytes)
     for unit in reversed(units):
+        if exchange.at_most and 0 < waiting < waiting + unit.parameter_bytes > most:
+            found.append((last / whole, waiting))
+            waiting, most = 0, exchange.bucket_bytes
         done += unit.seconds
         waiting += unit.parameter_bytes
         last = done if unit.parameter_bytes else last
-        if waiting >= most:
+        if waiting >= most and not exchange.at_most:
             found.append((last / whole, waiting))
-            waiting, most = 0, bucket_bytes
+            waiting, most = 0, exchange.bucket_bytes
     return [*found, (last / whole, waiting)] if waiting else found
 
 

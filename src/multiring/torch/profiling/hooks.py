@@ -22,13 +22,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
-from multiring._simulator.script_profile import ScriptProfile
+from multiring._simulator.script_profile import DDP, ScriptProfile
 from multiring.errors import MultiringError, StateError, UnsupportedError
 from multiring.planner.parallelism import GradientExchange
 from multiring.torch.profiling.recorder import StepRecorder
 
 _DISTRIBUTED = "multiring.torch.gradients.distributed"
-_PLAIN, _DDP, _OURS, _KERAS = "plain torch", "DistributedDataParallel", "mt.distribute", "Keras"
+_PLAIN, _OURS, _KERAS = "plain torch", "mt.distribute", "Keras"
 # Ways to train of which the gradients are not averaged bucket by bucket over ranks that have all parameters.
 _REFUSED = ("DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine", "PipelineStage")
 
@@ -103,8 +103,8 @@ class StepHooks:
         found = next((name for name in _REFUSED if name in kinds), None)
         if found is not None:
             self._refuse(UnsupportedError(f"the model is a {found}, which multiring cannot profile"))
-        if _DDP in kinds:
-            self._form = _DDP
+        if DDP in kinds:
+            self._form = DDP
             self._bucket_bytes = int(getattr(module, "bucket_bytes_cap", self._bucket_bytes))
 
     def _replace_backward(self) -> None:
