@@ -119,6 +119,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("vision_training.md", "multiring vision eval shapes on-two --compare classify --production"): Read(
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),
+    ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
+        "its ranks go on after a loss; tests/wire/test_shrinking.py"
+    ),
     ("doctor.md", "multiring doctor -n 2"): Run("1 host, 2 ranks", "sh -c 'multiring doctor -n 2 || test $? = 1'"),
     **{
         ("doctor.md", command): Read("needs what a run has left; tests/pure/test_diagnosis_runs.py")
