@@ -100,14 +100,14 @@ def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, A
 def estimates(hosts: ClusterHosts, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the reports of the estimators, run after all other jobs."""
     del cases
-    return cases_on(hosts, "estimators", "spark://host0:7077")
+    return cases_on(hosts, "estimators", "spark://host0:7077", timeout_s=1600.0)  # 400 s at a load of 8
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_an_estimator_fits_and_transforms(estimates: dict[str, dict[str, Any]], framework: str) -> None:
     found = estimates[f"{framework} estimator"]["result"]
     history = found["history"]
-    assert len(history["loss"]) == len(history["val_loss"]) == 12
+    assert len(history["loss"]) == len(history["val_loss"]) == 6
     assert history["loss"][-1] < 0.01 < history["loss"][0]
     assert history["val_loss"][-1] < 0.01
     assert ("mae" in history) == (framework == "keras")

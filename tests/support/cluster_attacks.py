@@ -19,9 +19,11 @@ import numpy as np
 from tests.support.cluster_drivers import report
 
 import multiring
+from multiring.errors import CollectiveError
 
 Run = Callable[..., list[Any]]
 _LARGE = 1_000_000
+_VERY_LARGE = 30_000_000  # 240 MB
 # How rank 1 may end -> what the driver's error must say, in one of these ways.
 ODD = {
     "two words": ("TwoWordsError: salt and pepper",),
@@ -33,6 +35,8 @@ ODD = {
     "refused here": ("cannot be unpickled here: LookupError: only the worker has it",),
     "killed before meeting": ("rank 1 was killed by SIGKILL", "rank 1 ended without a result"),
     "killed while returning": ("rank 1 was killed by SIGKILL", "rank 1 ended without a result"),
+    "killed in an elastic job": ("rank 1 was killed by SIGKILL", "rank 1 ended without a result"),
+    "error beside a large result": ("ZeroDivisionError: rank 1 divides",),
 }
 
 
@@ -83,16 +87,21 @@ _ENDS: dict[str, Callable[[], Any]] = {
     "lock": threading.Lock,
     "refused here": _Refusing,
     "killed while returning": _Deadly,
+    "error beside a large result": lambda: _raise(ZeroDivisionError("rank 1 divides")),
 }
 
 
 def end_oddly(kind: str) -> Any:
     """End rank 1 in an odd way. The other rank waits in a collective, unless rank 1 returns."""
+    if kind == "killed in an elastic job":
+        return train_elastically(killed=1)
     if kind == "killed before meeting" and os.environ["MULTIRING_RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     group = multiring.init()
     if group.rank == 1:
         return _ENDS[kind]()
+    if kind == "error beside a large result":
+        return np.ones(_VERY_LARGE)
     if kind not in ("lock", "refused here", "killed while returning"):
         group.barrier()
     return group.rank
@@ -118,6 +127,32 @@ def nest() -> tuple[float, list[int]]:
     assert first is group
     os.write(1, b"x" * 100_000 + b"\xff\xfe\x00 no line")
     return float(total[0]), [10 * group.rank + inner for inner in multiring.run(inner_rank, 2)]
+
+
+def train_elastically(killed: int | None = None) -> tuple[int, int, int]:
+    """Train with `mt.elastic.run`. All ranks lose a collective once and join again, or one rank is killed.
+
+    Return the rank, the number of steps, and how often the training was begun.
+    """
+    import multiring.torch as mt  # noqa: PLC0415 -- the driver does not need it
+
+    mt.init()
+    begun = [0]
+
+    def train(state: Any) -> None:
+        begun[0] += 1
+        while state.step < 6:
+            mt.barrier()
+            if state.step == 3 and begun[0] == 1:
+                if mt.rank() == killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise CollectiveError("of this test")
+            state.step += 1
+            state.commit()
+
+    state: Any = mt.elastic.TorchState(step=0)
+    mt.elastic.run(train)(state)
+    return mt.rank(), state.step, begun[0]
 
 
 def inner_rank() -> int:
@@ -175,6 +210,7 @@ def main(framework: str, address: str, folder: str = "") -> None:
         for kind in ODD:
             report(kind, lambda kind=kind: run(end_oddly, kind))  # type: ignore[misc]
         report("nested", lambda: run(nest))
+        report("elastic", lambda: run(train_elastically))
 
 
 if __name__ == "__main__":

@@ -32,10 +32,12 @@ def cases_of(output: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def cases_on(hosts: ClusterHosts, framework: str, address: str) -> dict[str, dict[str, Any]]:
+def cases_on(
+    hosts: ClusterHosts, framework: str, address: str, timeout_s: float = LONGEST_S
+) -> dict[str, dict[str, Any]]:
     """Run all jobs of a framework in one session, and return the reports by case. The seconds of each are printed."""
     command = [sys.executable, "-m", "tests.support.cluster_drivers", framework, address]
-    code, output = hosts.run(0, *command, timeout_s=LONGEST_S)
+    code, output = hosts.run(0, *command, timeout_s=timeout_s)
     assert code == 0, output
     found = cases_of(output)
     sys.stdout.write("".join(f"{case['seconds']:7.1f} s {framework}: {name}\n" for name, case in found.items()))
@@ -75,6 +77,7 @@ def check_large_and_nested(cases: dict[str, dict[str, Any]]) -> None:
     """Check the odd programs that return."""
     assert cases["large"].get("result") == [True, True], cases["large"]
     assert cases["nested"].get("result") == [[2.0, [0, 1]], [2.0, [10, 11]]], cases["nested"]
+    assert cases["elastic"].get("result") == [[0, 6, 2], [1, 6, 2]], cases["elastic"]
 
 
 def _processes_of_ranks(hosts: ClusterHosts) -> list[str]:

@@ -123,7 +123,7 @@ def _keras_estimator(store: str, **options: Any) -> Any:
 def _plane(frame: Any, estimator: Callable[..., Any], feature: str) -> dict[str, Any]:
     """Fit a plane to points, and return the losses and the greatest error of the transformer."""
     with _store() as store:
-        made = estimator(store, feature_cols=[feature], epochs=12, validation=0.2).fit(frame)
+        made = estimator(store, feature_cols=[feature], epochs=6, validation=0.2).fit(frame)
         outputs = made.transform(frame).select("target", "target__output").collect()
     return {
         "history": made.history,
