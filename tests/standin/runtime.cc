@@ -187,6 +187,12 @@ void wait_for_all() {
 
 }  // namespace
 
+struct Here {
+  int fails_after = -1;  // calls until `failure` is returned; -1: never
+  int failure = 0;
+};
+thread_local Here here;
+
 int state_code() {
   if (Machine::is_forked) return kNotInitialized;
   if (is_in_host_function) return kNotPermitted;
@@ -196,6 +202,7 @@ int state_code() {
     if (is_sticky(all.failure)) all.sticky = all.failure.load();
     return all.failure;
   }
+  if (here.fails_after >= 0 && here.fails_after-- == 0) return here.failure;
   return kOk;
 }
 
@@ -663,6 +670,16 @@ extern "C" {
 void standin_fail(int code, int calls) {
   standin::machine().failure = code;
   standin::machine().fails_after = calls;
+}
+
+// Returns how many calls are left before that failure; -1: it has come.
+int standin_fail_left() { return standin::machine().fails_after; }
+
+// The same for the calls of this thread. Returns how many calls were left before an earlier failure; -1: it has come.
+int standin_fail_here(int code, int calls) {
+  const int left = standin::here.fails_after;
+  standin::here = {calls, code};
+  return left;
 }
 
 // The device gets an error that stays when the stream comes to this point, like a failing kernel.

@@ -78,6 +78,7 @@ DRIVER_MORE: dict[str, list[Any]] = {
 # The tests' controls of the stand-ins.
 CONTROLS: dict[str, list[Any]] = {
     "standin_fail": [c_int, c_int],
+    "standin_fail_left": [],
     "standin_fail_on_stream": [c_void_p, c_int],
     "standin_fail_allocations": [c_int, c_int],
     "standin_host_waits": [],

@@ -83,6 +83,14 @@ def fail_call(code: int, after: int = 0) -> None:
     ctypes.CDLL(None).standin_fail(code, after)
 
 
+def fail_call_here(code: int, after: int) -> int:
+    """Let one call of this thread fail with an error that does not stay, after some that do not; -1: let none fail.
+
+    Return how many calls were left before the failure that was set earlier; -1 if it has come, or none was set.
+    """
+    return int(ctypes.CDLL(None).standin_fail_here(code, after))
+
+
 def _registered(key: str) -> set[str]:
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {each.removeprefix("aten::") for each in registered if each.startswith("aten::")}

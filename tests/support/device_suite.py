@@ -81,7 +81,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests that are host only."""
-    os.environ.pop("MULTIRING_TEST_DEVICE", None)  # the programs of tests know no such setting
+    for name in ("MULTIRING_TEST_DEVICE", "MULTIRING_TEST_ENGINE"):  # the programs of tests know no such settings
+        os.environ.pop(name, None)
     kept, host_only = split(items)
     config.stash[_host_only] = len(host_only)
     config.hook.pytest_deselected(items=host_only)

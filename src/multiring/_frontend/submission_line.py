@@ -41,6 +41,8 @@ def await_all(events: Sequence[Awaited]) -> None:
 
 Prepare = Callable[[], Sequence[Awaited]]
 """Starts what an operation waits for, such as a copy from a device, and returns it. It must neither wait nor raise."""
+Decline = Callable[[Exception], None]
+"""Takes part in an operation so that it fails on the other ranks, too, with this rank's error."""
 
 
 class Submission:
@@ -59,12 +61,14 @@ class Submission:
         steps: Callable[[], Any],
         events: Sequence[Awaited],
         prepare: Prepare | None,
+        decline: Decline | None,
     ) -> None:
         self.number = number
         self._line = line
         self._steps: Callable[[], Any] | None = steps
         self._events = events
         self._prepare = prepare
+        self._decline = decline
         self._preparing = threading.Lock()
         self._posting = threading.Lock()
         self._outcome: _Outcome | None = None
@@ -128,12 +132,15 @@ class Submission:
 
     def _post(self, failed: Exception | None) -> None:
         steps, self._steps, self._events = self._steps, None, ()  # they hold the operation's tensors
+        decline, self._decline = self._decline, None
         try:
-            if failed is None and steps is not None:
-                with self._line.turn_of(self.number):
+            with self._line.turn_of(self.number):
+                if failed is None and steps is not None:
                     outcome = _Outcome(steps(), None)
-            else:
-                outcome = _Outcome(None, failed or _interrupted())
+                else:
+                    outcome = _Outcome(None, failed or _interrupted())
+                    if failed is not None and decline is not None:
+                        decline(failed)
         except BaseException as error:  # noqa: BLE001 -- `wait` raises it
             outcome = _Outcome(None, error)
         self._line.leave(self.number)  # the program may go on as soon as it sees the outcome
@@ -212,9 +219,10 @@ class _Failed:
 class OwnSubmission:
     """An operation that the caller's thread submits when it waits for it, which it must do next."""
 
-    def __init__(self, steps: Callable[[], Any], events: Sequence[Awaited]) -> None:
+    def __init__(self, steps: Callable[[], Any], events: Sequence[Awaited], decline: Decline) -> None:
         self._steps = steps
         self._events = events
+        self._decline = decline
 
     def done(self) -> bool:
         """Return False: only `wait` submits the operation."""
@@ -222,7 +230,11 @@ class OwnSubmission:
 
     def wait(self) -> Any:
         """Submit the operation, wait for it, and return its result."""
-        await_all(self._events)
+        try:
+            await_all(self._events)
+        except Exception as error:
+            self._decline(error)
+            raise
         return self._steps().wait()
 
     def forget(self) -> None:
@@ -262,7 +274,11 @@ class SubmissionLine:
         return self._put > self._over != self._turn.number
 
     def put(
-        self, steps: Callable[[], Any], events: Sequence[Awaited] = (), prepare: Prepare | None = None
+        self,
+        steps: Callable[[], Any],
+        events: Sequence[Awaited] = (),
+        prepare: Prepare | None = None,
+        decline: Decline | None = None,
     ) -> Submission:
         """Put an operation at the end of the line.
 
@@ -270,9 +286,10 @@ class SubmissionLine:
             steps: submits it, on any thread, and returns an object with `done` and `wait`.
             events: must have ended before.
             prepare: if given, is called once, on any thread; then its result must have ended, in place of `events`.
+            decline: is called in place of `steps` with an error of `events`. Without it, other ranks may wait.
         """
         with self._lock:
-            found = Submission(self, self._put, steps, events, prepare)
+            found = Submission(self, self._put, steps, events, prepare, decline)
             self._put += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="multiring submissions", daemon=True)

@@ -134,6 +134,7 @@ class HierarchicalReduction:
         self._scatter, self._gather = inside
         self._between = group.subgroup_named(part.between, "owners of one share") if part.between else None
         self._part, self._deaths = part, _Deaths(group)
+        self.posted = 0  # how many reductions this rank has started or declined
         self._posted: SimpleQueue[_Trip | None] = SimpleQueue()
         onward: SimpleQueue[tuple[_Trip, Handle | None] | None] = SimpleQueue()
         # The threads hold no reference to this object, so that they end when it is deleted.
@@ -191,6 +192,7 @@ class HierarchicalReduction:
             memory: what `memory` returned for this size and type; no other reduction in flight may use it.
         """
         trip = _Trip(tensor, memory, op, label)
+        self.posted += 1
         try:
             trip.scattered = self._begun(trip)
         except BaseException as error:  # the other ranks wait for the next steps
@@ -199,6 +201,13 @@ class HierarchicalReduction:
         finally:
             self._posted.put(trip)
         return HierarchicalHandle(trip, self._gather, self._deaths)
+
+    def decline(self, error: Exception) -> None:
+        """Take part in the next reduction so that it fails on all ranks, because of `error`."""
+        self.posted += 1
+        _decline(self._scatter, "", error)
+        nothing = torch.empty(0, device="cpu")
+        self._posted.put(_Trip(nothing, ShareMemory(nothing, None), "", "", failure=error))
 
     def _begun(self, trip: _Trip) -> Any:
         """Start the first step."""
@@ -226,30 +235,32 @@ class _ToHosts:
 
     def bring(self, trip: _Trip) -> Handle | None:
         """Take the steps; return the handle of the third, or None if this rank takes no part or has failed."""
-        if self._between is None or trip.memory.on_host is None:
+        shared = trip.memory.on_host
+        if self._between is None or (shared is None and trip.failure is None):
             return None
         try:
-            self._copy(trip, trip.memory.on_host.tensor)
+            self._copy(trip, shared)
         except BaseException as error:  # noqa: BLE001 -- the handle raises it
             trip.failure = error
             _decline(self._between, trip.label, error)
             return None
+        assert shared is not None  # noqa: S101
         try:
-            return self._between.all_reduce_async(trip.memory.on_host.array, trip.op, label=trip.label)
+            return self._between.all_reduce_async(shared.array, trip.op, label=trip.label)
         except BaseException as error:  # noqa: BLE001 -- the handle raises it; the other owners know
             trip.failure = error
             return None
 
-    def _copy(self, trip: _Trip, host: Tensor) -> None:
+    def _copy(self, trip: _Trip, host: Shared | None) -> None:
         """Copy the share to the host, and wait for the copy."""
-        if trip.failure is not None:
-            raise trip.failure
+        if trip.failure is not None or host is None:
+            raise trip.failure or AssertionError(trip)
         share = trip.memory.on_device
         with _named_cause(self._scatter, self._deaths), self._module.stream(self._stream):
             trip.scattered.order(self._stream.cuda_stream)
             if trip.op == "average" and self._weight != 1.0:
                 share.mul_(self._weight)
-            self._staging.to_host(share, host, waits=True).synchronize()
+            self._staging.to_host(share, host.tensor, waits=True).synchronize()
             # If a rank of this host has died, the stream went on, and the share is undefined. It must not travel.
             trip.scattered.wait()
 

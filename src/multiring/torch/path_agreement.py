@@ -6,8 +6,8 @@ All ranks decide together, before the first reduction. docs/gpu.md describes the
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version
 from multiring._runtime.engines.told import told_by_all
 from multiring._runtime.group.compile import Request, task_of
+from multiring._runtime.group.declining import UNTOLD
 from multiring._runtime.group.handles import told_apart
 from multiring._runtime.job.job import current, is_rank
 from multiring._schedule import Collective
@@ -114,14 +115,33 @@ class DevicePath:
 
     def decline(self, error: Exception) -> None:
         """Take part in the next operation so that it fails on all ranks, because of `error`."""
-        assert isinstance(self._by, Group)  # noqa: S101
+        assert self._by is not None  # noqa: S101
         with self._lock:
-            self._by.calls.decline("", error)
+            if isinstance(self._by, HierarchicalReduction):
+                self._by.decline(error)
+            else:
+                self._by.calls.decline("", error)
 
     @property
     def posted(self) -> int:
         """How many operations this rank has posted."""
-        return self._by.calls.last if isinstance(self._by, Group) else 0
+        if isinstance(self._by, HierarchicalReduction):
+            return self._by.posted
+        return self._by.calls.last if self._by is not None else 0
+
+    @contextmanager
+    def declining(self) -> Iterator[None]:
+        """Decline the next operation if the block, which starts it, raises an error before it has posted it."""
+        before = self.posted
+        try:
+            yield
+        except UNTOLD:
+            raise
+        except Exception as error:
+            if self.posted == before:
+                with suppress(MultiringError):
+                    self.decline(error)
+            raise
 
     def settle(self) -> None:
         """Wait for the operations that have started.
@@ -246,7 +266,7 @@ def _on_hosts(group: Group, device: torch.device) -> HierarchicalReduction:
     made, problem = None, ""
     try:
         made = HierarchicalReduction.open(group, device)
-    except MultiringError as error:  # the ranks of the other hosts do not know
+    except (MultiringError, RuntimeError) as error:  # the ranks of the other hosts do not know
         problem = str(error)
     for rank, each in zip(group.ranks, told_by_all(group, {"problem": problem}), strict=True):
         if each["problem"]:
@@ -300,7 +320,10 @@ def _facts(setting: str, device: torch.device, problem: str) -> RankFacts:
         version = find_nccl().version
     except UnsupportedError as error:
         return RankFacts(setting, str(error))
-    return RankFacts(setting, gpu=_gpu_of(device), version=version)
+    try:
+        return RankFacts(setting, gpu=_gpu_of(device), version=version)
+    except RuntimeError as error:  # of CUDA
+        return RankFacts(setting, f"{device} does not tell which GPU it is: {error}")
 
 
 def _gpu_of(device: torch.device) -> str:

@@ -72,7 +72,7 @@ def test_nothing_is_lost_for_good(wire: str) -> None:
 
     No sum is compressed there.
     """
-    run_ranks(conserve, 3, wire)
+    run_ranks(conserve, 3, wire, engine="shm")
 
 
 def conserve(here: Here, wire: str) -> None:

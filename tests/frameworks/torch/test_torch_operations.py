@@ -240,7 +240,7 @@ def share_objects(here: Here) -> None:
 
 
 def test_what_shutdown_leaves() -> None:
-    run_ranks(shut_down, 2)
+    run_ranks(shut_down, 2, engine="shm")
 
 
 def shut_down(here: Here) -> None:

@@ -28,6 +28,7 @@ from multiring._runtime.engines.nccl_failures import NcclFailures
 from multiring._runtime.engines.nccl_library import UNIQUE_ID_BYTES, shown_version
 from multiring._runtime.engines.told import ELSEWHERE, device_number, require_no_problem, told_by_all
 from multiring._runtime.group.compile import Request
+from multiring._runtime.group.declining import declining
 from multiring._runtime.group.starting import start_agreement
 from multiring.errors import (
     CollectiveError,
@@ -246,12 +247,13 @@ class NcclEngine(NcclFailures):
         """Make the communicator. All ranks call this method together, and raise the same error."""
         library, host = self._device.library, self._host
         self._device.order.wait_for_leaders()  # making a communicator may wait for the device
-        name = new_name(library) if host.rank == 0 else np.zeros(UNIQUE_ID_BYTES, np.uint8)
+        with declining(host):
+            name = new_name(library) if host.rank == 0 else np.zeros(UNIQUE_ID_BYTES, np.uint8)
         host.broadcast(name)
         made, problem = None, None
         timeout_s = host.calls.services.stall_timeout_s
-        self._device.driver.enter()
         try:
+            self._device.driver.enter()
             made = NcclCommunicator.make(library, name.tobytes(), (host.rank, host.size), self._check, timeout_s)
         except MultiringError as error:
             problem = str(error)

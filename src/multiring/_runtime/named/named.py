@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from multiring._agreement import Joined
 from multiring._native import ControlMessage, ControlMessageKind
@@ -108,7 +109,14 @@ class NamedOperations:
                 raise refusal(f"operation {name!r}", self._broken)
             handle = NamedHandle(self, name, signature, start)
             if self._negotiation is None:
-                handle.posted = (at_once or start)(self._group, label_of(name, signature))
+                label, before = label_of(name, signature), self._calls.last
+                try:
+                    handle.posted = (at_once or start)(self._group, label)
+                except Exception as error:
+                    if self._calls.last == before:  # otherwise the other ranks know
+                        with suppress(MultiringError):
+                            self._calls.decline(label, error)
+                    raise
                 handle.number = self._calls.last
             else:
                 self._negotiation.put([handle])

@@ -21,7 +21,7 @@ from multiring.errors import MultiringError, StateError
 from multiring.torch.c10d.buffers import ElsewhereError
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import GroupState
-from multiring.torch.c10d.staged import StagedTensors, is_on_device
+from multiring.torch.c10d.staged import StagedTensors, has_started, is_on_device
 from multiring.torch.device_staging import SERVED
 
 _OURS = "multiring"
@@ -158,8 +158,7 @@ def _decline(state: GroupState, name: str, arguments: Sequence[Any], refusal: Ex
         arguments: the arguments of the call.
         refusal: the error that this rank raises.
     """
-    # An error caused by a MultiringError comes from an operation that has started: the other ranks get an error anyway.
-    if name in _BETWEEN_TWO or state.is_over or isinstance(refusal.__cause__, MultiringError):
+    if name in _BETWEEN_TWO or state.is_over:
         return
     # On ranks that accept a coalesced call, it starts one operation for each tensor.
     several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []
@@ -193,8 +192,9 @@ def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]
                 _decline(self, name, arguments, refusal)
                 raise
             other = self.devices.backend_of(refusal.device)
-        except (RefusedError, TypeError) as refusal:
-            _decline(self, name, arguments, refusal)
+        except (RefusedError, TypeError, MultiringError) as refusal:
+            if not has_started(refusal):
+                _decline(self, name, arguments, refusal)
             raise
         if name in _OF_ONE:
             return _one_by_one(other, _OF_ONE[name], *arguments)

@@ -388,7 +388,8 @@ def _issue(issuing: "SimpleQueue[_Item | Callable[[], None] | None]", returning:
                 event.synchronize()
             item.work.issued(item.start())
         except Exception as error:  # noqa: BLE001 -- `wait` raises it
-            item.refuse(error)
+            if not has_started(error):
+                item.refuse(error)
             item.work.end(None, error)
         else:
             if not item.work.in_order:
@@ -432,6 +433,14 @@ def _brought_back(item: _Item) -> Any:
         event = module.Event()
         event.record(stream)
     return event
+
+
+def has_started(error: Exception) -> bool:
+    """Return whether an error of a method for tensors in host memory comes from an operation that has started.
+
+    Such an error is caused by a MultiringError. The other ranks then get an error anyway.
+    """
+    return not isinstance(error, MultiringError) and isinstance(error.__cause__, MultiringError)
 
 
 def _operation_of(name: str) -> str:

@@ -26,6 +26,7 @@ from multiring._frontend.process_sets import Members
 from multiring._frontend.reduce_ops import Average, Combination, name_of
 from multiring._frontend.signatures import ALLREDUCE, OPERATION
 from multiring._runtime import Group, Handle
+from multiring._runtime.group.declining import declining
 from multiring.errors import CollectiveError, MultiringError, Signature
 from multiring.planner import LEAST_NCCL_BYTES
 from multiring.torch.collectives.dtype_conversion import conversion_of
@@ -310,17 +311,28 @@ class _Reduction:
 
     def _followed(self) -> Any:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            is_refused = isinstance(ahead, Exception) or ahead.is_refused()
-            if self._is_ahead and self.answer == YES and not is_refused:
-                return ahead
-            if not is_refused:  # of an order that the ranks have given up
-                ahead.wait()
-            self._restore()
+        is_refused = isinstance(ahead, Exception) or (ahead is not None and ahead.is_refused())
+        if ahead is not None and self._is_ahead and self.answer == YES and not is_refused:
+            return ahead
         if self._is_ahead or self.answer not in (YES, LATER):
-            return self._begun_on_host()
-        self._set_path.await_refusals()
-        return self._begun_by_nccl()
+            staged = self._members.follow_ups.staged
+            with declining(staged, label=self._label):
+                self._restore_after(ahead, is_refused=is_refused)
+                array = self._brought_to_host()
+            return staged.all_reduce_async(array, self._op, label=self._label)
+        assert self._path is not None  # noqa: S101
+        with self._path.declining():
+            self._restore_after(ahead, is_refused=is_refused)
+            self._set_path.await_refusals()
+            return self._begun_by_nccl()
+
+    def _restore_after(self, ahead: Any, *, is_refused: bool) -> None:
+        """Make the buffer hold the tensors again if NCCL's operation `ahead` may have changed it."""
+        if ahead is None:
+            return
+        if not is_refused:  # of an order that the ranks have given up
+            ahead.wait()
+        self._restore()
 
     def _restore(self) -> None:
         """Copy the tensors to the buffer again. They are intact, and NCCL does not use the buffer any more."""
@@ -336,7 +348,8 @@ class _Reduction:
         with self._module.stream(self._behind_copy()):
             return self._path.all_reduce(self._buffer, self._op, self._label, self._shares)
 
-    def _begun_on_host(self) -> Handle:
+    def _brought_to_host(self) -> Any:
+        """Return the array that the ranks reduce in host memory."""
         if self._buffer is not None:  # another rank cannot use NCCL
             self._host = self._host_memory()
             with self._module.stream(self._behind_copy()):
@@ -345,7 +358,7 @@ class _Reduction:
         self._path = None
         assert self._host is not None  # noqa: S101
         self._staging.await_copies()
-        return self._members.follow_ups.staged.all_reduce_async(self._array(self._host), self._op, label=self._label)
+        return self._array(self._host)
 
     def _array(self, host: Tensor) -> Any:
         self._layout.zero_gaps(host)
@@ -405,6 +418,9 @@ class _Reduction:
             begun.order(stream.cuda_stream)
         if self._buffer is not None:
             self._buffer.record_stream(stream)
+        # A rank that could not start after the agreement has declined. The result then has undefined values.
+        if not self._is_ahead and not isinstance(begun, HierarchicalHandle) and begun.is_refused():
+            begun.wait()
 
     def _to_places(self, found: Sequence[Tensor], places: Sequence[Tensor | torch.device]) -> list[Tensor]:
         members = self._members

@@ -93,17 +93,26 @@ def submit_small(
     staging = members.kept(SmallKinds).staging(kind)
     if staging is None or isinstance(name, tuple) or not is_one_piece(tensor):
         return None
-    copy = LateCopy(members, staging, tensor)
     key, plain = "", Unnamed(members.next_number(), "") if name is None else name
     if name is not None:
         key = f"{ALLREDUCE}.{name}"
         refuse_in_flight(members, key, key)
+
+    def decline(error: Exception) -> None:
+        report_failure(members, ALLREDUCE, plain, error)
+
+    try:
+        copy = LateCopy(members, staging, tensor)
+    except Exception as error:
+        decline(error)
+        raise
+    if key:
         members.in_flight.add(key)
     placed = Placed(plain, tensor.device.type)
 
     def steps() -> Submitted:
         if copy.error is not None:
-            report_failure(members, ALLREDUCE, plain, copy.error)
+            decline(copy.error)
             raise copy.error
         host, copy.host = copy.host, None
         found: Submitted = start(host, placed)
@@ -114,4 +123,4 @@ def submit_small(
     def finish(found: Tensor) -> Tensor:
         return to_device(members, found, device, own)
 
-    return Staged(members, key, members.line.put(steps, prepare=copy.begin), finish)
+    return Staged(members, key, members.line.put(steps, (), copy.begin, decline), finish)

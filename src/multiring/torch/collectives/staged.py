@@ -6,7 +6,8 @@ back and orders the caller's stream behind it. docs/gpu.md describes it for user
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse
 from multiring._frontend.process_sets import Members
 from multiring._frontend.submission_line import OwnSubmission, Submission
 from multiring._runtime import Group, Handle
-from multiring.errors import ArgumentError
+from multiring._runtime.group.declining import UNTOLD
+from multiring.errors import MultiringError
 from multiring.torch.device_staging import exhausted, is_pinned_here, staging_of
 from multiring.torch.interop import array_of, at_place, in_one_piece
 
@@ -82,9 +84,6 @@ class Staging:
         self._members = members
         self._operation = operation
         self._ending = ending
-        for tensor in tensors:
-            if not tensor.is_cpu:
-                staging_of(tensor.device).require_no_capture()
         kinds = [tensor.device.type for tensor in tensors]
         devices = kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
         if isinstance(name, Placed):
@@ -95,8 +94,13 @@ class Staging:
         if not isinstance(self._plain, Unnamed):
             self._key = f"{operation}.{self._plain}{ending}"
             refuse_in_flight(members, self._key, self._key)
-            members.in_flight.add(self._key)
         self._events: list[Any] = []
+        with self.preparing(tensors):
+            for tensor in tensors:
+                if not tensor.is_cpu:
+                    staging_of(tensor.device).require_no_capture()
+        if self._key:
+            members.in_flight.add(self._key)
 
     def copied(self, tensor: Tensor, *, waits: bool = False) -> Tensor:
         """Start to copy a device tensor, and return the row-major pinned copy. A host tensor is returned unchanged.
@@ -130,15 +134,18 @@ class Staging:
             waits: no operation is on the line, and this thread waits for this one next: then it submits it itself.
         """
         steps, events = partial(start, self.name), self._events
-        submission = OwnSubmission(steps, events) if waits else self._members.line.put(steps, events)
+        if waits:
+            submission: Submission | OwnSubmission = OwnSubmission(steps, events, self._report)
+        else:
+            submission = self._members.line.put(steps, events, decline=self._report)
         return Staged(self._members, self._key, submission, finish)
 
     def preparing(self, tensors: Sequence[Tensor]) -> "Preparing":
-        """Prepare the operation. If memory is exhausted, report it to all ranks; they raise an error, too."""
+        """Prepare the operation. An error is reported to all ranks; they raise an error, too."""
         return Preparing(self, tensors)
 
     def fail(self, error: BaseException, tensors: Sequence[Tensor]) -> None:
-        """Give up the operation after an error of its preparation. If memory is exhausted, tell the other ranks."""
+        """Give up the operation after an error of its preparation, and tell the other ranks."""
         members, rank = self._members, self._members.group.calls.services.world_rank
         members.in_flight.discard(self._key)
         if isinstance(error, torch.OutOfMemoryError):
@@ -147,22 +154,27 @@ class Staging:
             named = exhausted(error, rank, size_bytes, device, "a copy in row-major order")
             self._report(named)
             raise named from error
-        if isinstance(error, ArgumentError):
+        if isinstance(error, Exception):
             self._report(error)
 
-    def _report(self, error: BaseException) -> None:
+    def _report(self, error: Exception) -> None:
         plain = self._plain
-        if not isinstance(plain, Unnamed):
+        if isinstance(plain, Unnamed):
+            plain = Unnamed(plain.number, plain.ending + self._ending)
+        else:
             plain = f"{plain}{self._ending}"
         report_failure(self._members, self._operation, plain, error)
 
 
-def report_failure(members: Members, operation: str, plain: str | Unnamed, error: BaseException) -> None:
+def report_failure(members: Members, operation: str, plain: str | Unnamed, error: Exception) -> None:
     """Submit an operation of the same name that differs from the other ranks' operation, so that they raise, too."""
-    what = f"{operation} that failed with {type(error).__name__}: {str(error).splitlines()[0]}"
+    if isinstance(error, UNTOLD):
+        return
+    what = f"{operation} that failed with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     # The name is matched by its full form, which begins with the operation's kind.
     full = f"noname.{plain.number}{plain.ending}" if isinstance(plain, Unnamed) else f"{operation}.{plain}"
-    submit_failure(members, full, what)
+    with suppress(MultiringError):  # this rank raises `error`
+        submit_failure(members, full, what)
 
 
 class Preparing:
@@ -195,22 +207,36 @@ def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, device: 
     return flat if len(shape) == 1 else at_place(flat, dtype, 0, shape)
 
 
-def on_line(members: Members, source: Tensor, start: Callable[[Any], Handle]) -> tuple[Tensor, Any]:
+def on_line(members: Members, group: Group, source: Tensor, start: Callable[[Any], Handle]) -> tuple[Tensor, Any]:
     """Copy a device tensor to the host, run a collective of a group on the copy, and wait for it.
 
     Args:
         members: the ranks of the set, on whose line the collective starts.
+        group: the group of the collective.
         source: the tensor, of a type that NumPy has.
         start: starts the collective on the copy, which is an array.
 
     Returns:
         The pinned copy, which the collective may have overwritten, and the collective's result.
     """
-    staging = staging_of(source.device)
-    host = host_memory(members.group, source.shape, source.dtype, source.device)
-    event = staging.to_host(in_one_piece(source), host)
+    decline = partial(group.calls.decline, "")
+    with declining_on_line(members, group):
+        staging = staging_of(source.device)
+        host = host_memory(members.group, source.shape, source.dtype, source.device)
+        event = staging.to_host(in_one_piece(source), host)
+    return host, members.line.put(lambda: start(array_of(host)), [event], decline=decline).wait()
 
-    return host, members.line.put(lambda: start(array_of(host)), [event]).wait()
+
+@contextmanager
+def declining_on_line(members: Members, group: Group) -> Iterator[None]:
+    """Decline the group's next collective, behind the operations on the set's line, if the block raises an error."""
+    try:
+        yield
+    except UNTOLD:
+        raise
+    except Exception as error:
+        members.line.put(partial(group.calls.decline, "", error))
+        raise
 
 
 def to_device(members: Members, found: Tensor, device: torch.device, into: Tensor | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from multiring._frontend.adasum_reduction import start_adasum
 from multiring._frontend.errors import internal_errors
 from multiring._frontend.first_steps import FirstSteps
 from multiring._runtime import Group
+from multiring._runtime.group.declining import declining
 from multiring.torch.gradients.device_buckets import HostCopies, StagedOrder, on_host
 from multiring.torch.interop import array_of, in_one_piece
 
@@ -70,7 +71,8 @@ class DeltaReducer:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             # If the gradients of one rank overflow, all ranks skip the step.
-            everywhere = np.array([float(on_host([found_inf])[0])])
+            with declining(self._group):
+                everywhere = np.array([float(on_host([found_inf])[0])])
             with internal_errors(_WHAT):
                 self._group.all_reduce(everywhere, "max")
             found_inf.fill_(float(everywhere[0]))
@@ -134,9 +136,10 @@ class DeltaReducer:
                 return False
             if flags[1]:
                 self._first_steps.meet(told)
-            copies = HostCopies(deltas, self._group)
+            with declining(self._group):
+                copies = HostCopies(deltas, self._group)
             if copies.copied:
-                self._order = self._order or StagedOrder()
+                self._order = self._order or StagedOrder(self._group)
                 combine = partial(self._combine_on_host, copies.places)
                 self._order.post(copies.copied, lambda: combine, lambda: None).result()
             else:

@@ -100,7 +100,7 @@ class TensorReductions:
         return takes_nccl(self._own, layout.flags_offset, dtype_of(layout.dtype), self._options.op, 0)
 
     def _own_order(self) -> StagedOrder:
-        self._order = self._order or StagedOrder()
+        self._order = self._order or StagedOrder(self._own.twin_for(_DEVICES))
         return self._order
 
     def _staged(self, device: torch.device) -> "_HostReductions":

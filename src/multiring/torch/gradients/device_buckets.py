@@ -17,8 +17,9 @@ Flags, residuals and the factors of PowerSGD stay in host memory, with the host'
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from torch import Tensor
 from multiring._gradients.buckets import BucketLayout
 from multiring._gradients.reductions import CompressionState, Reduction
 from multiring._runtime import Group
+from multiring.errors import MultiringError
 from multiring.torch.device_staging import DeviceStaging, staging_of
 from multiring.torch.gradients.sparse_rows import Gathered
 
@@ -55,17 +57,32 @@ class StagedOrder:
     Each gradient reducer has an order of its own, so that a slow device does not delay the buckets of another reducer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group) -> None:
+        """Make the order of buckets whose reductions begin with an operation of `group`."""
+        self._group = group
         self._starting: SimpleQueue[_Trip | None] = SimpleQueue()
         self._is_running = False
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Fail the next bucket on all ranks if the block, which comes before its `post`, raises an error."""
+        try:
+            yield
+        except Exception as error:
+
+            def start() -> Callable[[], object]:
+                raise failure
+
+            failure = error
+            self.post((), start, _nothing)
+            raise
 
     def post(
         self, copied: Sequence[Any], start: Callable[[], Callable[[], object]], end: Callable[[], Any]
     ) -> "Future[Any]":
         """Take a bucket through the host after all earlier ones; return a future of the result of `end`.
 
-        If a reduction cannot start, the later ones do not start either, and raise its error: the other ranks would
-        confuse them.
+        If a reduction cannot start, this rank declines it, so that it fails on all ranks, and the order stays the same.
 
         Args:
             copied: events of devices, behind the copies to the host.
@@ -81,7 +98,8 @@ class StagedOrder:
     def _run(self) -> None:
         ending: SimpleQueue[tuple[_Trip, Callable[[], object]] | None] = SimpleQueue()
         # The threads hold no reference to this object, so that they stop when it is deleted.
-        for name, work in (("start", (_start_all, self._starting, ending)), ("end", (_end_all, ending))):
+        starting = _start_all, self._group, self._starting, ending
+        for name, work in (("start", starting), ("end", (_end_all, ending))):
             threading.Thread(target=work[0], args=work[1:], name=f"multiring bucket {name}", daemon=True).start()
         weakref.finalize(self, self._starting.put, None)
         self._is_running = True
@@ -93,17 +111,16 @@ def _wait_for(copied: Sequence[Any]) -> None:
         event.synchronize()
 
 
-def _start_all(starting: "SimpleQueue[_Trip | None]", ending: "SimpleQueue[Any]") -> None:
-    failure: BaseException | None = None
+def _start_all(group: Group, starting: "SimpleQueue[_Trip | None]", ending: "SimpleQueue[Any]") -> None:
     while (trip := starting.get()) is not None:
-        if failure is not None:
-            trip.outcome.set_exception(failure)
-            continue
+        before = group.calls.last
         try:
             _wait_for(trip.copied)
             ending.put((trip, trip.start()))
-        except BaseException as error:  # noqa: BLE001 -- the future raises it
-            failure = error
+        except Exception as error:  # noqa: BLE001 -- the future raises it
+            if group.calls.last == before:
+                with suppress(MultiringError):  # no other rank can be reached
+                    group.calls.decline("", error)
             trip.outcome.set_exception(error)
         del trip  # otherwise the bucket would live until the next one arrives
     ending.put(None)
@@ -226,9 +243,10 @@ class OnDevice(DeviceBucket):
 
     def post(self) -> "Future[Any]":
         """Start to reduce; return a future of an event, behind which `places` hold the reduced values."""
-        self.come_behind()
-        self._await_writers()
-        copied = self._staging.to_host(self._memory, self._host)
+        with self._order.preparing():
+            self.come_behind()
+            self._await_writers()
+            copied = self._staging.to_host(self._memory, self._host)
         return self._order.post([copied], self._inner.start, lambda: self._copy_back(copied))
 
     def _copy_back(self, copied: Any) -> Any:
@@ -264,10 +282,11 @@ class GatheredOnDevice(Gathered):
         """Start to reduce; return a function that waits until `gradient` and `flags` hold the reduced values."""
         own, self._own = self._own, None
         parts: list[Tensor] = []
-        if own is not None:
-            own = own.detach()
-            parts = [own] if own.layout is torch.strided else [own._indices(), own._values()]  # noqa: SLF001 -- torch's
-        copies = [self._copied(part) for part in parts]
+        with self._order.preparing():
+            if own is not None:
+                own = own.detach()
+                parts = [own] if own.layout is torch.strided else [own._indices(), own._values()]  # noqa: SLF001 -- torch's
+            copies = [self._copied(part) for part in parts]
         places = [place for place, _ in copies]
         outcome = self._order.post([event for _, event in copies], lambda: self._start_on_host(own, places), _nothing)
 

@@ -17,6 +17,7 @@ from multiring._gradients.buckets import BucketLayout
 from multiring._gradients.options import GradientOptions
 from multiring._gradients.reductions import CompressionState
 from multiring._runtime import Group, Handle
+from multiring._runtime.group.declining import declining
 from multiring._runtime.group.starting import start_agreement
 from multiring.torch.gradients.device_buckets import DeviceBucket
 from multiring.torch.interop import allocate, dense_strides, dtype_of
@@ -78,11 +79,12 @@ class OnNccl(DeviceBucket):
 
     def post(self) -> "_Reducing":
         """Start to reduce; see `DeviceBucket`."""
-        self.come_behind()
-        self._await_writers()
-        if self._before != 1.0:
-            self._memory.mul_(self._before)
-        reduced = self._path.all_reduce(self._memory, self._op, self._label, self._shares)
+        with declining(self._on_host, label=self._label), self._path.declining():
+            self.come_behind()
+            self._await_writers()
+            if self._before != 1.0:
+                self._memory.mul_(self._before)
+            reduced = self._path.all_reduce(self._memory, self._op, self._label, self._shares)
         # A late rank is late for both; the thread of the engine warns.
         flags = start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False, warns=False)
         return _Reducing(flags, reduced)

@@ -10,6 +10,7 @@ from multiring._frontend.consistency_check import reporting_errors, require_alik
 from multiring._frontend.errors import internal_errors
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring._runtime import Group
+from multiring._runtime.group.declining import declining
 from multiring.errors import ArgumentError
 from multiring.torch.collectives.staged import host_memory
 from multiring.torch.device_staging import staging_of
@@ -118,11 +119,12 @@ def _portions(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _broadcast_from_devices(group: Group, tensors: Sequence[Tensor], root: int) -> None:
     """Broadcast tensors of devices through pinned memory. The root's thread waits for its devices."""
-    hosts = [host_memory(group, tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-    if group.rank == root:
-        pairs = zip(tensors, hosts, strict=True)
-        for event in [staging_of(tensor.device).to_host(in_one_piece(tensor), host) for tensor, host in pairs]:
-            event.synchronize()
+    with declining(group, len(tensors)):
+        hosts = [host_memory(group, tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        if group.rank == root:
+            pairs = zip(tensors, hosts, strict=True)
+            for event in [staging_of(tensor.device).to_host(in_one_piece(tensor), host) for tensor, host in pairs]:
+                event.synchronize()
     handles = [group.broadcast_async(bytes_of(host).numpy(), root) for host in hosts]
     for tensor, host, handle in zip(tensors, hosts, handles, strict=True):
         handle.wait()

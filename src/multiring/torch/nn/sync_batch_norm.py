@@ -25,7 +25,7 @@ from multiring._frontend.process_sets import Members, ProcessSet, global_process
 from multiring._runtime import Group
 from multiring.errors import ArgumentError
 from multiring.torch.autograd import outside_graphs
-from multiring.torch.collectives.staged import on_line, to_device
+from multiring.torch.collectives.staged import declining_on_line, on_line, to_device
 from multiring.torch.interop import refuse_unserved
 from multiring.torch.parallelizing.held import refuse_held
 
@@ -172,7 +172,8 @@ class _Statistics:
         Raises:
             ArgumentError: a channel has only one value on all ranks together. Every rank raises it.
         """
-        own = _row_of(values)
+        with declining_on_line(members, group):
+            own = _row_of(values)
         with internal_errors("SyncBatchNorm"):
             rows = _gathered(members, group, own)
             found = cls(members, np.asarray(rows), values.device)
@@ -189,7 +190,7 @@ def _gathered(members: Members, group: Group, own: Tensor) -> NDArray[np.float64
     label = "SyncBatchNorm forward"
     if own.is_cpu:
         return np.asarray(group.all_gather(own.numpy()[None], label=label))
-    _, rows = on_line(members, own, lambda array: group.all_gather_async(array[None], label=label))
+    _, rows = on_line(members, group, own, lambda array: group.all_gather_async(array[None], label=label))
     return np.asarray(rows)
 
 
@@ -273,7 +274,7 @@ def _summed(members: Members, group: Group, sums: Tensor) -> Tensor:
     if sums.is_cpu:
         group.all_reduce(sums.numpy(), label=label)
         return sums
-    host, _ = on_line(members, sums, lambda array: group.all_reduce_async(array, label=label))
+    host, _ = on_line(members, group, sums, lambda array: group.all_reduce_async(array, label=label))
     return to_device(members, host, sums.device)
 
 

@@ -1,0 +1,185 @@
+"""An error of CUDA that does not stay, at any call on one rank, is an error on all ranks that wait for this rank."""
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from tests.cuda.test_backend import join as join_torch
+from tests.standin.torch_devices import fail_call_here
+from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.device_training import join
+from tests.support.ranks import Here
+from torch import Tensor
+
+import multiring.torch as mt
+from multiring.errors import StallError
+
+dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
+
+INVALID_VALUE = 1
+# Functions of CUDA that multiring calls. The stand-ins' operators, and torch's allocator, take it for granted that CUDA
+# works; test_bad_calls_are_told_on_all_ranks has a device without memory.
+STREAMS = {"_cuda_getCurrentStream", "_cuda_isCurrentStreamCapturing", "_cuda_setStream", "record_stream"}
+EVENTS = {"query", "record", "synchronize", "wait", "wait_event", "__new__"}
+MEMORY = {"_foreach_copy_", "copy_", "cudaHostRegister"}
+FUNCTIONS = STREAMS | EVENTS | MEMORY
+MANY = 1 << 20
+MOST_CALLS = 300
+LATE_S = 20.0  # no error may take as long
+
+SOURCES = str(Path(mt.__file__).parents[1])
+Call = Callable[[], Tensor]
+
+
+class Failing:
+    """Lets one of the functions in C that multiring calls fail, by an error of CUDA in it, on any thread.
+
+    Only functions that call CUDA count. What torch does while it frees memory is not in such a function, and ends the
+    process if CUDA fails.
+    """
+
+    def __init__(self) -> None:
+        self._left = -1  # functions before the one that fails; -1: none fails
+        self._depth = threading.local()
+        threading.setprofile(self._see)  # of threads that start from now on
+        sys.setprofile(self._see)
+
+    def begin(self, after: int) -> None:
+        """Let a function fail, after some that do not."""
+        self._left = after
+
+    def end(self) -> bool:
+        """Let none fail any more; return whether one has failed."""
+        has_failed, self._left = self._left < 0, -1
+        return has_failed
+
+    def _see(self, frame: FrameType | None, event: str, function: Any) -> None:
+        depth = getattr(self._depth, "value", 0)
+        if event == "c_call":
+            if depth == 0 and self._left >= 0 and function.__name__ in FUNCTIONS and _is_ours(frame):
+                fail_call_here(INVALID_VALUE, 0 if self._left == 0 else MANY)
+                depth = 1
+            elif depth:
+                depth += 1
+        elif event in ("c_return", "c_exception") and depth:
+            depth -= 1
+            if depth == 0 and fail_call_here(0, -1) not in (0, MANY) and self._left >= 0:
+                self._left -= 1
+        self._depth.value = depth
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Return whether a function of multiring has called `frame`, perhaps by functions of torch."""
+    while frame is not None and "/torch/" in frame.f_code.co_filename and SOURCES not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and SOURCES in frame.f_code.co_filename
+
+
+def sweep(here: Here, failing: Failing, name: str, call: Call) -> None:
+    """Let each call of CUDA on rank 1 fail in turn while all ranks make the same call of multiring."""
+    wanted, told = call().cpu(), 0
+    for after in range(MOST_CALLS):
+        error, found = None, None
+        if here.rank == 1:
+            failing.begin(after)
+        try:
+            found = call()
+        except Exception as caught:  # noqa: BLE001 -- of any library
+            error = caught
+        is_over = here.rank == 1 and not failing.end()
+        if error is None and found is not None:
+            assert torch.equal(found.cpu(), wanted), (name, after)
+        assert not isinstance(error, StallError), (name, after, error)
+        ends = mt.allgather_object((None if error is None else f"{type(error).__name__}: {error}", is_over))
+        if ends[1][1]:  # the call of multiring has fewer calls of CUDA
+            assert [each for each, _ in ends] == [None] * here.size, (name, after, error, ends)
+            break
+        others = [text for rank, (text, _) in enumerate(ends) if rank != 1 and text is not None]
+        for text in others:
+            assert "rank 1" in text, (name, after, error, ends)
+            assert ends[1][0] is not None, (name, after, error, ends)
+        told += bool(others)
+    else:
+        raise AssertionError(f"{name}: more than {MOST_CALLS} calls")
+    assert told, f"{name}: all errors came after the start"
+
+
+def calls_of(device: torch.device, rank: int) -> dict[str, Call]:
+    """Return calls of each kind of collective, with the same results in each turn."""
+    small, large = torch.full((4,), rank + 1.0, device=device), torch.full((40000,), rank + 1.0, device=device)
+    turned = torch.arange(600.0, device=device).view(20, 30).t()
+    integers = torch.arange(6, device=device)
+    norm = mt.SyncBatchNorm(3).to(device)
+    batch = torch.arange(12.0, device=device).view(4, 3) + rank
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[rank, 2]]), torch.tensor([1.0, 2.0]), (4,), device=device, check_invariants=False
+    )
+
+    def normalised() -> Tensor:
+        norm.reset_running_stats()
+        found: Tensor = norm(batch)
+        return found.detach()
+
+    return {
+        "allreduce": lambda: mt.allreduce(small),
+        "allreduce_async": lambda: mt.synchronize(mt.allreduce_async(small, name="x")),
+        "allreduce of 160 kB": lambda: mt.allreduce(large, op="sum"),
+        "allreduce with gaps": lambda: mt.synchronize(mt.allreduce_async(turned)),
+        "grouped_allreduce": lambda: torch.cat(mt.grouped_allreduce([small, large], op="sum")),
+        "allgather": lambda: mt.allgather(small),
+        "broadcast": lambda: mt.broadcast(integers, 0),
+        "alltoall": lambda: mt.alltoall(small),
+        "reducescatter": lambda: mt.reducescatter(small, op="sum"),
+        "sparse": lambda: mt.allreduce(sparse, op="sum").to_dense(),
+        "SyncBatchNorm": normalised,
+    }
+
+
+def fail_everywhere(here: Here, names: list[str], path: str) -> None:
+    failing = Failing()
+    device = join(here, stall_timeout_s=LATE_S, device_path=path)
+    calls = calls_of(device, here.rank)
+    for name in names:
+        sweep(here, failing, name, calls[name])
+
+
+NAMES = {
+    "reductions": (["allreduce", "allreduce_async", "allreduce with gaps", "grouped_allreduce"], "staged"),
+    "others": (["allgather", "broadcast", "alltoall", "reducescatter", "sparse", "SyncBatchNorm"], "staged"),
+    "nccl": (["allreduce of 160 kB", "grouped_allreduce"], "nccl"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_call_that_fails_on_one_rank_fails_on_all(kind: str) -> None:
+    run_cuda(fail_everywhere, *NAMES[kind], deadline_s=100.0)
+
+
+def fail_in_the_backend(here: Here, place: str) -> None:
+    failing = Failing()
+    join(here, stall_timeout_s=LATE_S)
+    device = join_torch(here, place, timeout_s=LATE_S)
+    own = torch.full((50,), here.rank + 1.0, device=device)
+
+    def reduced() -> Tensor:
+        found = own.clone()
+        dist.all_reduce(found)
+        return found
+
+    def gathered() -> Tensor:
+        found = torch.empty(2, 50, device=device)
+        dist.all_gather_single(found, own)
+        return found
+
+    for name, call in {"all_reduce": reduced, "all_gather_single": gathered}.items():
+        sweep(here, failing, name, call)
+
+
+def test_in_the_backend(tmp_path: Path) -> None:
+    run_cuda(fail_in_the_backend, str(tmp_path / "meeting"), deadline_s=100.0)
