@@ -90,7 +90,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "torch/gradients/device_buckets.py on_host: last[tensor.device].record": (GRADIENTS, "norms before the copy"),
     "torch/gradients/device_buckets.py on_host: event.synchronize": (GRADIENTS, "norms before the copy"),
     "torch/collectives/by_nccl.py _Copies.await_copies: pop.synchronize": (NCCL, "host before the copies"),
-    "torch/collectives/by_nccl.py _Reduction._begun_on_host: to_host.synchronize": (
+    "torch/collectives/by_nccl.py _Reduction._brought_to_host: to_host.synchronize": (
         NCCL,
         "host before the copy of a buffer",
     ),
