@@ -17,6 +17,7 @@ NO_CLAIM = {
     "docs/guide_slurm.md": "the nodes had none",
     "docs/imagenet.md": "which build of torch to install",
     "docs/mistakes.md": "what a launcher says",
+    "docs/profile.md": "they are not served",
     "docs/vision_start.md": "none is needed",
 }
 
