@@ -1,0 +1,181 @@
+"""Kill and freeze random ranks of jobs that go on without lost ranks.
+
+    python benchmarks/evidence/shrinking/main.py [--seconds 1800] [--results FILE]
+
+Each job has 2 to 6 ranks on this host. Ranks are killed, one or two at once, until one is left; at most one rank of a
+job is frozen, and goes on later. The job must end well. Its weights must equal, to 1e-10, those of the same steps in
+one process, with as many ranks at each step. No committed step may be lost. The times count kills before a rank is
+frozen. The results file has a line for each job; a further run goes on with the next seed.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
+
+from benchmarks.evidence.support.claims import commit, machine
+
+from multiring._settings import inherited_environment
+
+RANK = Path(__file__).with_name("rank.py")
+STEPS, PAUSE_S, DEADLINE_S = 60, 0.02, 180.0
+PAUSES_S = (0.0, 0.001, 0.02, 0.3, 0.6, 1.0)
+
+
+def main() -> int:
+    """Run jobs, and print a table; return 1 if a job was wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time for new jobs")
+    parser.add_argument("--results", type=Path, default=Path("build/shrinking.jsonl"), help="file with a line a job")
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    done = (
+        [json.loads(line) for line in arguments.results.read_text().splitlines()] if arguments.results.exists() else []
+    )
+    until_s = time.monotonic() + arguments.seconds
+    while time.monotonic() < until_s:
+        engine = ("auto", "tcp")[len(done) % 2]
+        done.append({"seed": len(done), "engine": engine, **job(len(done), engine)})
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        if done[-1]["faults"]:
+            print(done[-1], flush=True)
+    times = sorted(each for row in done for each in row["next_step_s"])
+    print(
+        f"# Ranks lost, {time.strftime('%Y-%m-%d %H:%M')}\n\n`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
+    )
+    print(
+        "| jobs | wrong | killed | frozen | steps lost | next step, median | longest | load |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    counts = [sum(row[name] for row in done) for name in ("killed", "frozen", "lost")]
+    wrong = sum(bool(row["faults"]) for row in done)
+    told = [f"{times[len(times) // 2]:.2f} s", f"{times[-1]:.2f} s"] if times else ["-", "-"]
+    print("|", " | ".join(map(str, [len(done), wrong, *counts, *told, f"{os.getloadavg()[0]:.0f}"])), "|")
+    return 1 if wrong else 0
+
+
+def job(seed: int, engine: str) -> dict[str, Any]:
+    """Run a job; return what was done to it, and what was wrong."""
+    random = Random(seed)  # noqa: S311 -- no secret
+    size = random.randint(2, 6)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = {"MULTIRING_ENGINE": engine, "MULTIRING_STALL_TIMEOUT_S": "4", "MULTIRING_STALL_WARN_S": "2"}
+        words = [sys.executable, "-m", "multiring", "run", "-n", str(size), "--min-ranks", "1", str(RANK), name]
+        with (folder / "output").open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 -- our own program
+                [*words, str(STEPS), str(PAUSE_S)],
+                env=inherited_environment() | variables,
+                stdout=output,
+                stderr=output,
+            )
+            try:
+                acts = disturb(process, folder, size, random)
+                code = process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait(DEADLINE_S)
+                return {"faults": ["it hangs", (folder / "output").read_text()[-3000:]], **counted([], [], size)}
+        lines = [line.split() for line in (folder / "log").read_text().splitlines()]
+        faults = faults_in(folder, size, code)
+        if faults:
+            faults.append((folder / "output").read_text()[-3000:])
+        return {"faults": faults, **counted(acts, lines, size)}
+
+
+def disturb(process: subprocess.Popen[bytes], folder: Path, size: int, random: Random) -> list[tuple[float, int, str]]:
+    """Kill and freeze ranks until one is left; return when, whom and how."""
+    files = [folder / f"pid-{rank}" for rank in range(size)]
+    until_s = time.monotonic() + DEADLINE_S
+    while not all(file.exists() for file in files):
+        if process.poll() is not None or time.monotonic() > until_s:
+            return []
+        time.sleep(0.01)
+    pids = [int(file.read_text()) for file in files]
+    alive, acts, thaw = list(range(size)), [], (0, 0.0)
+    while len(alive) > 1 and process.poll() is None:
+        time.sleep(random.choice(PAUSES_S))
+        for rank in random.sample(alive, min(random.choice((1, 1, 1, 2)), len(alive) - 1)):
+            freezes = random.random() < 0.2 and len(alive) > 2 and not thaw[1]
+            number = signal.SIGSTOP if freezes else signal.SIGKILL
+            if freezes:
+                thaw = rank, time.monotonic() + random.choice((0.5, 3.0, 8.0, 20.0))
+            if send(pids[rank], number):
+                acts.append((time.time(), rank, number.name))
+            alive.remove(rank)
+    if thaw[1]:
+        time.sleep(max(0.0, thaw[1] - time.monotonic()))
+        send(pids[thaw[0]], signal.SIGCONT)
+    return acts
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; return whether the process was there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def faults_in(folder: Path, size: int, code: int) -> list[str]:
+    """Return what is wrong with the job's ends."""
+    ends = [json.loads(file.read_text()) for rank in range(size) if (file := folder / f"end-{rank}").exists()]
+    faults = [] if code == 0 else [f"exit code {code}"]
+    if not ends:
+        faults.append("no rank came to the end")
+    for sizes, weights in ends:
+        if sizes != ends[0][0] or len(sizes) != STEPS or sizes != sorted(sizes, reverse=True):
+            faults.append(f"numbers of ranks {sizes}")
+        elif np.abs(np.array(weights) - trained(sizes)).max() > 1e-10:
+            faults.append(f"weights {weights}")
+    return faults
+
+
+def trained(sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the weights after steps of so many ranks, computed in this process."""
+    samples = np.random.default_rng(0).standard_normal((4096, 20))
+    wanted, weights = samples @ np.arange(20.0), np.zeros(20)
+    for step, size in enumerate(sizes):
+        at = [(step * 8 + rank) % 4096 for rank in range(size)]
+        weights = weights - 0.01 * ((samples[at] @ weights - wanted[at]) @ samples[at]) / size
+    return weights
+
+
+def counted(acts: Sequence[tuple[float, int, str]], lines: Sequence[list[str]], size: int) -> dict[str, Any]:
+    """Return the numbers of kills, freezes and lost steps, and the times from a kill to the next step."""
+    commits = [(float(at), int(step), int(ranks)) for at, _, kind, step, ranks in lines if kind == "commit"]
+    begins = [(float(at), int(step)) for at, _, kind, step, _ in lines if kind == "begin"]
+    lost = [max((done for when, done, _ in commits if when < at), default=0) - step for at, step in begins]
+    times = []
+    for number, (at, _, how) in enumerate(acts):
+        if how == "SIGSTOP":
+            break
+        after = min((when for when, _, ranks in commits if when > at and ranks < size - number), default=None)
+        until = acts[number + 1][0] if number + 1 < len(acts) else float("inf")
+        if after is not None and after <= until:
+            times.append(after - at)
+    kinds = [how for _, _, how in acts]
+    return {
+        "killed": kinds.count("SIGKILL"),
+        "frozen": kinds.count("SIGSTOP"),
+        "lost": max([0, *lost]),
+        "next_step_s": times,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
