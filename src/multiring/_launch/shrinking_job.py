@@ -75,8 +75,11 @@ class ShrinkingJob(LocalJob):
 
     def _ends_job(self, member: JobProcess) -> bool:
         """Return whether a rank's failure is one that ends any job; see the class."""
-        if not self._votes.is_complete or self._votes.has_left(self._rank_of(member)) or member.is_consequence:
+        rank = self._rank_of(member)
+        if not self._votes.is_complete or self._votes.has_left(rank) or member.is_consequence:
             return True
+        if not self._votes.is_out(rank) and any(map(self._has_done, self._members)):
+            return True  # the others have left the job, and this rank's part is missing
         lines = member.err.last_lines
         if member.exit_code != member.code or not lines:  # it was killed, or said nothing
             return False
@@ -93,6 +96,9 @@ class ShrinkingJob(LocalJob):
         if not self._votes.has_killed(rank) or member.code != -signal.SIGKILL:
             self._tell_failure(member)
         left = [each for each in self._running() if not self._votes.has_left(self._rank_of(each))]
+        if any(map(self._has_done, self._members)):
+            self._say(f"the others have gone on without {member.name}, and ranks have come to the end")
+            return
         if len(left) >= self._least:
             self._say(f"{text_of(left)} may go on without {member.name}, as at least {self._least} are left")
             return
@@ -106,6 +112,9 @@ class ShrinkingJob(LocalJob):
             f"{why}. The job ends with exit code {TOO_FEW_CODE} within {self._end_s:g} s, in which ranks may save "
             "their state"
         )
+
+    def _has_done(self, member: JobProcess) -> bool:
+        return self._votes.has_left(self._rank_of(member))
 
     def _rank_of(self, member: JobProcess) -> int:
         return self._members.index(member)

@@ -89,6 +89,7 @@ class VotePoint:
         self._ranks: dict[int, _Voter] = {}
         self._referee = Referee()
         self._generation = 0
+        self._members: tuple[int, ...] = tuple(range(size))
         self._doomed: dict[int, float] = {}  # ranks that are out -> when to kill their processes
         self._killed: set[int] = set()
         self.given_up = ""  # why a rank cannot go on; empty if all can
@@ -101,6 +102,10 @@ class VotePoint:
     def has_left(self, rank: int) -> bool:
         """Return whether the rank has left the job in order."""
         return rank in self._ranks and self._ranks[rank].has_left
+
+    def is_out(self, rank: int) -> bool:
+        """Return whether the others have gone on without the rank."""
+        return rank not in self._members
 
     def has_killed(self, rank: int) -> bool:
         """Return whether this object killed the rank's process, since the others have gone on without it."""
@@ -228,6 +233,7 @@ class VotePoint:
         voter.vote = kept
         if vote.generation <= self._generation:
             return
+        self._members = vote.members
         self._generation = vote.generation  # it is decided: nobody votes in a generation that is not
         for rank, each in self._ranks.items():
             if rank not in vote.members and not each.is_silent:
