@@ -175,12 +175,12 @@ def one_group(patch: Patch) -> None:
 def any_order(patch: Patch) -> None:
     original = StagedOrder.post
 
-    def post(self: StagedOrder, copied: Any, start: Callable[[], Any], end: Callable[[], Any]) -> Any:  # noqa: ARG001
+    def post(self: StagedOrder, copied: Any, start: Callable[[], Any], end: Callable[[], Any]) -> Any:
         def late() -> Any:
             time.sleep(random.random() / 50)  # noqa: S311 -- not for secrets
             return start()
 
-        return original(StagedOrder(), copied, late, end)
+        return original(StagedOrder(self._group), copied, late, end)
 
     patch.setattr(StagedOrder, "post", post)
 

@@ -142,12 +142,26 @@ def test_a_failed_copy_raises_and_the_line_goes_on(line: SubmissionLine, waits_s
 def test_an_operation_for_which_the_thread_waits_next_needs_no_line() -> None:
     order: list[object] = []
     late = Copy()
-    own = OwnSubmission(posting(order, 1), [late])
+    own = OwnSubmission(posting(order, 1), [late], order.append)
     assert not own.done()
     threading.Timer(SOON_S, late.over.set).start()
     assert order == []
     assert own.wait() == 1
     assert late.over.is_set()
+
+
+def test_an_error_before_an_operation_is_handed_on(line: SubmissionLine) -> None:
+    order: list[object] = []
+    handed: list[Exception] = []
+    for made in (
+        line.put(posting(order, "line"), [Copy(fails=True)], decline=handed.append),
+        OwnSubmission(posting(order, "own"), [Copy(fails=True)], handed.append),
+    ):
+        with pytest.raises(RuntimeError, match="an illegal address"):
+            made.wait()
+    assert ["an illegal address" in str(each) for each in handed] == [True, True]
+    assert order == []
+    line.close()
 
 
 def test_copies_of_later_operations_start_while_an_earlier_one_waits(line: SubmissionLine) -> None:
