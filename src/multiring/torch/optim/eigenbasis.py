@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 _ALWAYS = ("moment", "second", "left", "right")
-# Of the time before the bases are known, "second" is also Adam's own. Afterwards Adam's own is kept beside it.
-_WITH_BASES = ("left_basis", "right_basis", "grafted")
+# The moments are in the bases, once these are known; Adam's own, for grafting, are then kept beside them.
+_WITH_BASES = ("left_basis", "right_basis", "grafted_moment", "grafted_second")
 
 State = dict[str, Tensor]
 
@@ -51,8 +51,8 @@ def shape_of(name: str, rows: int, columns: int) -> tuple[int, int]:
 
 def cost_of(rows: int, columns: int, frequency: int) -> float:
     """Return about how many multiplications a step costs, averaged over `frequency` steps."""
-    # Two products for the covariances, and six for the ways into the bases and back.
-    products = 4 * rows * columns * (rows + columns)
+    # Two products for the covariances, and four for the ways into the bases and back.
+    products = 3 * rows * columns * (rows + columns)
     # A QR decomposition with its matrix costs about three products of the same size.
     return products + 5 * (rows**3 + columns**3) / frequency
 
@@ -72,15 +72,17 @@ def step(state: State, gradient: Tensor, steps: int, rule: Rule) -> tuple[Tensor
         state.update({name: gradient.new_zeros(shape_of(name, rows, columns)) for name in _ALWAYS})
     state["left"].lerp_(gradient @ gradient.T, 1 - second)
     state["right"].lerp_(gradient.T @ gradient, 1 - second)
-    state["moment"].lerp_(gradient, 1 - first)
     if "left_basis" in state:
         left, right = state["left_basis"], state["right_basis"]
-        update = adam(left.T @ state["moment"] @ right, left.T @ gradient @ right, state["second"], steps, rule)
-        update = left @ update @ right.T
+        turned = left.T @ gradient @ right
+        state["moment"].lerp_(turned, 1 - first)
+        update = left @ adam(state["moment"], turned, state["second"], steps, rule) @ right.T
         if rule.grafting:
-            norm = adam(state["moment"], gradient, state["grafted"], steps, rule).norm()
+            own = state["grafted_moment"].lerp_(gradient, 1 - first)
+            norm = adam(own, gradient, state["grafted_second"], steps, rule).norm()
             update.mul_(norm / update.norm().clamp(min=torch.finfo(update.dtype).tiny))
     else:
+        state["moment"].lerp_(gradient, 1 - first)
         update = adam(state["moment"], gradient, state["second"], steps, rule)
     return update, steps % rule.frequency == 0 and not _refresh(state, rule)
 
@@ -99,7 +101,8 @@ def _refresh(state: State, rule: Rule) -> bool:
         for side in ("left", "right"):
             state[f"{side}_basis"] = torch.eye(state[side].size(0), dtype=state[side].dtype, device=state[side].device)
         if rule.grafting:
-            state["grafted"] = state["second"].clone()
+            for name in ("moment", "second"):
+                state[f"grafted_{name}"] = state[name].clone()
     found = []
     for side in ("left", "right"):
         covariance, old = state[side], state[f"{side}_basis"]
@@ -110,6 +113,8 @@ def _refresh(state: State, rule: Rule) -> bool:
             return False
         found.append(new)
     left, right = found
+    turned = state["left_basis"].T @ left, state["right_basis"].T @ right
+    state["moment"] = turned[0].T @ state["moment"] @ turned[1]
     if is_first:
         # Shampoo's own estimate: if the covariance is a Kronecker product, it is exact.
         trace = state["left"].trace()
@@ -117,8 +122,7 @@ def _refresh(state: State, rule: Rule) -> bool:
         state["second"] = own.div_(trace) if trace > 0 else own.zero_()
     else:
         # Of uncorrelated elements with these second moments, the second moments in other bases.
-        turned = (state["left_basis"].T @ left).square_(), (state["right_basis"].T @ right).square_()
-        state["second"] = turned[0].T @ state["second"] @ turned[1]
+        state["second"] = turned[0].square().T @ state["second"] @ turned[1].square()
     # Row-major like a loaded state, because products of the same numbers in another layout are rounded otherwise.
     state["left_basis"], state["right_basis"] = left.contiguous(), right.contiguous()
     return True
