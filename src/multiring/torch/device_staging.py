@@ -180,10 +180,10 @@ class DeviceStaging:
                 event = self._copied(_fill, sources, targets, self._to_host)
             finally:
                 self.module.set_stream(current)
+            for block in blocks:  # at once: the copy goes on, even if `record_use` raises
+                block.note(event)
             for source in sources:
                 record_use(source, self._to_host)
-        for block in blocks:
-            block.note(event)
         return event
 
     def to_device(self, source: Tensor, target: Tensor, after: Any = None) -> Any:
@@ -212,10 +212,10 @@ class DeviceStaging:
             finally:
                 if after is not None:
                     self.module.set_stream(current)
+            for block in blocks:  # at once: the copy goes on, even if `record_use` raises
+                block.note(event)
             for target in targets:
                 record_use(target, stream)
-        for block in blocks:
-            block.note(event)
         return event
 
     def reached(self) -> Any:
