@@ -271,3 +271,18 @@ def add_later(here: Here) -> None:
     optimizer.gather_state()
     steps = [state["step"] for state in optimizer.state_dict()["state"].values()]
     assert steps == [8, 8, 8, 4, 4]
+
+
+def test_ranks_that_have_changed_must_load_first() -> None:
+    run_ranks(change_ranks, 2)
+
+
+def change_ranks(here: Here) -> None:
+    join(here)
+    parameters = weights()
+    optimizer = of(parameters)
+    train(optimizer, parameters, range(2))
+    if here.rank == 0:  # as after joining another job, on one of the ranks
+        optimizer._divided_among = object()
+    with pytest.raises(StateError, match="the ranks have changed since its last step"):
+        optimizer.gather_state()

@@ -199,12 +199,20 @@ class Shampoo(Divided):
         """Give every rank the state of all blocks, so that `state_dict` is complete; every rank calls it.
 
         The next step drops what belongs to other ranks.
+
+        Raises:
+            StateError: the ranks have changed since the last step. Every rank raises it.
         """
         ranks = self._ranks()
         if ranks is None:
+            self._require_same_ranks(None)
             return
         # After a load on one rank only, it has the whole state, and has to take part nevertheless.
-        if ranks.all_gather(np.array([self._is_whole])).all():
+        is_same = self._is_whole or self._divided_among is self._twin_of
+        told = ranks.all_gather(np.array([[self._is_whole, is_same]]))
+        if not told[:, 1].all():
+            raise _changed_ranks()
+        if told[:, 0].all():
             return
         owners = self._owner_ranks(ranks)
         for dtype in _DTYPES:
@@ -261,6 +269,11 @@ class Shampoo(Divided):
                 "every rank before, or save with mt.save"
             )
 
+    def _require_same_ranks(self, group: object) -> None:
+        """Raise StateError if the state is divided among other ranks than those of `group`."""
+        if not self._is_whole and self._divided_among is not group:
+            raise _changed_ranks()
+
     def _owner_ranks(self, ranks: Group | None) -> dict[Tensor, list[int]]:
         """Return the owner of each block of each parameter.
 
@@ -282,14 +295,8 @@ class Shampoo(Divided):
             StateError: this rank lacks the state of its own.
         """
         group = None if ranks is None else self._twin_of
-        if not self._is_whole:
-            if self._divided_among is not group:
-                raise StateError(
-                    "step of Shampoo: the ranks have changed since its last step, and each has the state of its former "
-                    "matrices only; want a load_state_dict or mt.load in between, as mt.elastic does"
-                )
-            return
-        if ranks is None:
+        self._require_same_ranks(group)
+        if not self._is_whole or ranks is None:
             return
         self._divided_among, self._is_whole = group, False
         for parameter, owned in owners.items():
@@ -350,6 +357,13 @@ class Shampoo(Divided):
             state["moment"], state["second"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
         state["moment"].lerp_(gradient, 1 - rule.betas[0])
         return eigenbasis.adam(state["moment"], gradient, state["second"], state["step"], rule)
+
+
+def _changed_ranks() -> StateError:
+    return StateError(
+        "Shampoo: the ranks have changed since its last step, and each has the state of its former matrices only; want "
+        "a load_state_dict or mt.load in between, as mt.elastic does"
+    )
 
 
 def _rule(group: dict[str, Any]) -> eigenbasis.Rule:
