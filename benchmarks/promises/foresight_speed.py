@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import cpu_count
 
 from multiring._collectives import build
@@ -84,9 +85,31 @@ def _shared() -> None:
     seconds_of_ranks(schedule, 100 * _MIB, ways, 2, [12.5e9] * (2 * hosts))
 
 
+_SWEEPS = {
+    "summit": ("resnet50", "12,96,384,1536,6144,12288,18432,21504,24576,27360"),
+    "horovod": ("vgg16", "4,8,16,32,64,128,256,320,384,512"),
+}
+
+
+def _sweep(cluster: str) -> None:
+    """Predict ten numbers of ranks with five batches, four wire types and five limits of buckets."""
+    model, counts = _SWEEPS[cluster]
+    settings = (
+        f"ranks={counts}",
+        "batch=32,64,128,256,512",
+        "wire=none,fp16,bf16,int8",
+        "bucket=4MiB,8MiB,16MiB,25MiB,50MiB",
+    )
+    command = [sys.executable, "-m", "multiring", "simulate", "--topology", cluster, "--model", model, "--rate", "350"]
+    command += [word for setting in settings for word in ("--sweep", setting)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 -- this program itself
+
+
 CASES = {
     "summit": _Case(_summit, 27_360, 5, 0.5),
     "plan": _Case(_plan, 4_560, 2, 0.5),
+    "sweep": _Case(partial(_sweep, "horovod"), 512, 30, 10),
+    "sweep of Summit": _Case(partial(_sweep, "summit"), 27_360, 30, 10),
     "unequal": _Case(_unequal, math.prod(_UNEQUAL), 100_000, 1_000_000, is_rate=True),
     "shared": _Case(_shared, math.prod(_SHARED), 2_000, 5_000, is_rate=True),
 }

@@ -103,7 +103,7 @@ def test_the_command_prints_the_grade(tmp_path: Path, capsys: pytest.CaptureFixt
     found = json.loads(capsys.readouterr().out)
     assert [each["part"] for each in found["parts"] if each["source"] == "input"] == ["ranks"]
     for more, reason in (
-        (["--ranks", "4"], "--against has as many ranks as its timeline: leave out --ranks"),
+        (["--ranks", "4"], "--against predicts the step of its timeline alone: leave out --ranks"),
         (["--model", "vgg16"], "leave out --model"),
     ):
         assert main([*words, *more]) == 2

@@ -45,9 +45,16 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
-    ("simulate.md", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --sweep"): Run(
+    ("simulate.md", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --ranks powers"): Run(
         "bound by", "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --ranks 1,8"
     ),
+    (
+        "simulate.md",
+        (
+            "multiring simulate --topology horovod --model vgg16 --batch-per-rank 64 --sweep ranks=8,64,512 "
+            "--sweep wire=none,bf16 --sweep lag=0,1"
+        ),
+    ): Run("Shortest step: "),
     ("simulate.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
         "needs a profile; tests/pure/test_script_profile.py"
     ),

@@ -20,13 +20,15 @@ def show_graded_run(arguments: argparse.Namespace) -> int:
     """Print the grade of each part of the step, and return 0."""
     if not arguments.profile:
         raise ArgumentError("--against grades the prediction of a script: want --profile FILE, of another run")
-    for option in ("--ranks", "--sweep"):
-        if getattr(arguments, option[2:]):
-            raise ArgumentError(f"--against has as many ranks as its timeline: leave out {option}")
+    for option in ("--ranks", "--sweep", "--noise-scale", "--least-samples"):
+        if getattr(arguments, option[2:].replace("-", "_")) is not None:
+            raise ArgumentError(f"--against predicts the step of its timeline alone: leave out {option}")
     recorded = read_steps(arguments.against)
     known, topology = (None, Topology(recorded.hosts)) if arguments.topology is None else cluster_of(arguments.topology)
     subject = subject_of(arguments, known)
-    step = step_of(subject.profile(recorded.ranks, subject.batch_per_rank, None), part_of(topology, recorded.ranks))
+    step = step_of(
+        subject.profile(recorded.ranks, subject.batch_per_rank, subject.exchange), part_of(topology, recorded.ranks)
+    )
     grades = grades_of(step, recorded, takes_hosts=arguments.topology is None)
     if arguments.json:
         rows = [{**asdict(each), "source": "input" if each.is_input else "predicted"} for each in grades]

@@ -4,6 +4,9 @@ The topology is a known cluster or a topology file, with one rank for each accel
 buckets while backward continues, by the plans of `multiring plan`. The times of one rank alone are those of a profile
 (multiring profile), or of a known model at a published rate, or that of --rate.
 
+With --sweep NAME=V1,V2,..., repeated for other names, the command predicts every combination of the values, and names
+the best.
+
 With --against TIMELINE, the command grades a prediction part by part against a run of the profiled script that was
 recorded by `multiring run --timeline`.
 
@@ -23,13 +26,25 @@ from multiring._cli.graded_run import show_graded_run
 from multiring._cli.grading import show_grade
 from multiring._cli.output import show, show_table
 from multiring._cli.simulation import Subject, cluster_of, subject_of
+from multiring._cli.sweep import add_sweep_arguments, rank_counts, show_sweep
 from multiring._simulator.layers import model_names
 from multiring._simulator.presets import Preset, preset_names
 from multiring._simulator.step import SimulatedStep, part_of, step_of
-from multiring._topology import Topology
 from multiring.errors import ArgumentError
 
 _HEAD = ("ranks", "hosts", "step ms", "samples/s", "efficiency", "communication ms", "exposed ms", "bound by")
+_ALL = (
+    "--topology",
+    "--model",
+    "--profile",
+    "--batch-per-rank",
+    "--ranks",
+    "--rate",
+    "--sweep",
+    "--against",
+    "--noise-scale",
+    "--least-samples",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,12 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-per-rank", type=int, metavar="B", help="samples of a rank in one step (default: those of the profile)"
     )
-    parser.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: all of the cluster)")
-    parser.add_argument("--sweep", action="store_true", help="1, 2, 4, 8, ... ranks, up to all of the cluster")
+    parser.add_argument(
+        "--ranks",
+        metavar="N,...",
+        help="numbers of ranks (default: all of the cluster); powers: 1, 2, 4, 8, ... up to all",
+    )
     parser.add_argument("--rate", type=float, metavar="R", help="samples/s of one rank alone (default: as published)")
     parser.add_argument(
         "--against", type=Path, metavar="TIMELINE", help="with --profile: grade the prediction by a run's timeline"
     )
+    add_sweep_arguments(parser)
     parser.add_argument("--published", metavar="FILE", help="predict the published runs in this file, and grade that")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -61,20 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for each number of ranks, or the grade of published runs, and return 0."""
     if arguments.published is not None:
-        for option in (
-            "--topology",
-            "--model",
-            "--profile",
-            "--batch-per-rank",
-            "--ranks",
-            "--rate",
-            "--sweep",
-            "--against",
-        ):
-            if getattr(arguments, option[2:].replace("-", "_")) not in (None, False):
-                raise ArgumentError(
-                    f"--published and {option}: the rows of a file say what to predict; leave out {option}"
-                )
+        _refuse(arguments, _ALL, "--published", "the rows of a file say what to predict")
         return show_grade(arguments.published, as_json=arguments.json)
     if arguments.against is not None:
         return show_graded_run(arguments)
@@ -84,10 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
             "--published FILE"
         )
     known, topology = cluster_of(arguments.topology)
+    if arguments.sweep:
+        return show_sweep(arguments, known, topology)
+    _refuse(arguments, ("--noise-scale", "--least-samples"), "no --sweep", "they compare the points of a sweep")
     subject = subject_of(arguments, known)
-    counts = _counts(arguments, topology)
+    counts = rank_counts(arguments.ranks, topology, "--ranks ")
     steps = [
-        step_of(subject.profile(count, subject.batch_per_rank, None), part_of(topology, count)) for count in counts
+        step_of(subject.profile(count, subject.batch_per_rank, subject.exchange), part_of(topology, count))
+        for count in counts
     ]
     if arguments.json:
         show(json.dumps(_described(arguments.topology, subject, known, steps), indent=1))
@@ -103,17 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _counts(arguments: argparse.Namespace, topology: Topology) -> list[int]:
-    if arguments.sweep:
-        if arguments.ranks is not None:
-            raise ArgumentError(f"--sweep and --ranks {arguments.ranks} both say how many ranks: leave out one of them")
-        return [*(1 << bits for bits in range((topology.ranks - 1).bit_length())), topology.ranks]
-    if arguments.ranks is None:
-        return [topology.ranks]
-    words = arguments.ranks.split(",")
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ArgumentError(f"--ranks {arguments.ranks}: want numbers of ranks, like 6,384,27360")
-    return list(map(int, words))
+def _refuse(arguments: argparse.Namespace, options: Sequence[str], beside: str, why: str) -> None:
+    for option in options:
+        if getattr(arguments, option[2:].replace("-", "_")) is not None:
+            raise ArgumentError(f"{beside} and {option}: {why}; leave out {option}")
 
 
 def _cells(step: SimulatedStep) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """What `multiring simulate` predicts from: a known model with the rate of one rank, or profiles of a script."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,59 +12,80 @@ from multiring._simulator.presets import Preset, preset, preset_names
 from multiring._simulator.rates import rate_of
 from multiring._simulator.script_profile import ScriptProfile, script_profile_of, step_profile_of
 from multiring._simulator.step import profile_of
+from multiring._simulator.sweep import ProfileOf
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
-from multiring.planner.parallelism import GradientExchange, Profile
+from multiring.planner.parallelism import GradientExchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """A training whose steps are predicted.
 
-    `profile` returns its profile for some ranks, samples of a rank, and a way to average gradients; None: the script's
-    own, or the default. `remarks` say where its numbers come from, and `described` is for JSON.
+    `profile` returns its profile for some ranks, samples of a rank, and a way to average gradients. `exchange` is the
+    script's own way, or the default. `remarks` say where its numbers come from, and `described` is for JSON.
     """
 
     title: str
     batch_per_rank: int
-    profile: Callable[[int, int, GradientExchange | None], Profile]
+    exchange: GradientExchange
+    profile: ProfileOf
     remarks: list[str]
     described: dict[str, Any]
 
 
-def subject_of(arguments: argparse.Namespace, known: Preset | None) -> Subject:
+def subject_of(arguments: argparse.Namespace, known: Preset | None, batches: Sequence[int] = ()) -> Subject:
     """Return what the options name.
+
+    Args:
+        arguments: the options.
+        known: the preset of the cluster, if it is one.
+        batches: the samples of a rank that are swept; empty: those of the options.
 
     Raises:
         ArgumentError: the options contradict each other, or a profile cannot be read.
     """
+    if not batches and arguments.batch_per_rank is not None:
+        batches = [arguments.batch_per_rank]
     if arguments.profile:
         for option in ("--model", "--rate"):
             if getattr(arguments, option[2:]) is not None:
                 raise ArgumentError(f"--profile has the script's own times: leave out {option}")
-        return _of_script([read_profile(path) for path in arguments.profile], arguments.batch_per_rank)
-    for option in ("--model", "--batch-per-rank"):
-        if getattr(arguments, option[2:].replace("-", "_")) is None:
-            raise ArgumentError(
-                f"{option} is missing: want --topology with --model and --batch-per-rank, or with --profile FILE; or "
-                "--published FILE"
-            )
-    units, batch = units_of(layers_of(arguments.model)), arguments.batch_per_rank
-    if arguments.rate is None:
-        accelerator = "" if known is None else known.accelerator
-        published = rate_of(accelerator, arguments.model, batch)
-        rate, source = published.samples_per_s, published.source
-    else:
-        rate, source = arguments.rate, "--rate"
-    return Subject(
-        title=f"{arguments.model}, {batch} samples a rank",
-        batch_per_rank=batch,
-        profile=lambda ranks, samples, exchange: profile_of(units, samples, rate, ranks, exchange),
-        remarks=[
-            f"One rank alone: {rate:g} samples/s ({source}). Forward is assumed to be a third of a step's compute."
-        ],
-        described={"model": arguments.model, "samples_per_s_of_one_rank": rate, "source_of_rate": source},
+        return _of_script([read_profile(path) for path in arguments.profile], batches)
+    if arguments.model is None or not batches:
+        raise ArgumentError(
+            f"{'--batch-per-rank' if arguments.model else '--model'} is missing: want --topology with --model and "
+            "--batch-per-rank, or with --profile FILE; or --published FILE"
+        )
+    return _of_model(arguments.model, arguments.rate, "" if known is None else known.accelerator, batches)
+
+
+def _of_model(model: str, rate: float | None, accelerator: str, batches: Sequence[int]) -> Subject:
+    units = units_of(layers_of(model))
+    alone = {
+        batch: (rate, "--rate") if rate is not None else _published(accelerator, model, batch) for batch in batches
+    }
+    several = len(set(alone.values())) > 1
+    told = (
+        f"{each:g} samples/s{f' with {batch} samples' if several else ''} ({source})"
+        for batch, (each, source) in alone.items()
     )
+    first_rate, source = alone[batches[0]]
+    return Subject(
+        title=f"{model}, {_told(batches)} samples a rank",
+        batch_per_rank=batches[0],
+        exchange=GradientExchange(),
+        profile=lambda ranks, samples, exchange: profile_of(units, samples, alone[samples][0], ranks, exchange),
+        remarks=[
+            f"One rank alone: {', '.join(dict.fromkeys(told))}. Forward is assumed to be a third of a step's compute."
+        ],
+        described={"model": model, "samples_per_s_of_one_rank": first_rate, "source_of_rate": source},
+    )
+
+
+def _published(accelerator: str, model: str, batch: int) -> tuple[float, str]:
+    found = rate_of(accelerator, model, batch)
+    return found.samples_per_s, found.source
 
 
 def read_profile(path: Path) -> ScriptProfile:
@@ -81,20 +102,21 @@ def read_profile(path: Path) -> ScriptProfile:
         raise ArgumentError(f"--profile {path}: {error}") from None
 
 
-def _of_script(profiles: list[ScriptProfile], batch_per_rank: int | None) -> Subject:
+def _of_script(profiles: list[ScriptProfile], batches: Sequence[int]) -> Subject:
     first = profiles[0]
-    if batch_per_rank is None and len(profiles) > 1:
+    if not batches and len(profiles) > 1:
         raise ArgumentError(f"{len(profiles)} profiles with different batches: say --batch-per-rank")
-    batch = first.samples if batch_per_rank is None else batch_per_rank
-    batches = ", ".join(f"{each.samples}" for each in profiles)
+    batches = batches or [first.samples]
+    measured = ", ".join(f"{each.samples}" for each in profiles)
     peak_bytes = max(each.peak_memory_bytes for each in profiles)
     remark = (
-        f"Measured on one rank ({first.form}, {first.precision}, {first.threads} threads) with {batches} samples a "
+        f"Measured on one rank ({first.form}, {first.precision}, {first.threads} threads) with {measured} samples a "
         f"step. Peak memory of a rank: {peak_bytes / (1 << 20):.0f} MiB."
     )
     return Subject(
-        title=f"{first.model} of {first.script}, {batch} samples a rank",
-        batch_per_rank=batch,
+        title=f"{first.model} of {first.script}, {_told(batches)} samples a rank",
+        batch_per_rank=batches[0],
+        exchange=first.exchange,
         profile=lambda ranks, samples, exchange: step_profile_of(profiles, ranks, samples, exchange),
         remarks=[remark],
         described={
@@ -106,6 +128,10 @@ def _of_script(profiles: list[ScriptProfile], batch_per_rank: int | None) -> Sub
             "peak_memory_bytes": peak_bytes,
         },
     )
+
+
+def _told(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)}"
 
 
 def cluster_of(words: str) -> tuple[Preset | None, Topology]:

@@ -165,8 +165,9 @@ class Topology:
             ArgumentError: `ranks` is empty, has a rank twice, or has a rank that this topology lacks.
         """
         new = {rank: index for index, rank in enumerate(ranks)}
-        if not ranks or len(new) != len(ranks) or not all(0 <= rank < self.ranks for rank in ranks):
-            raise ArgumentError(f"ranks={list(ranks)}: want some of 0 to {self.ranks - 1}, each once")
+        most = self.ranks
+        if not ranks or len(new) != len(ranks) or not all(0 <= rank < most for rank in ranks):
+            raise ArgumentError(f"ranks={list(ranks)}: want some of 0 to {most - 1}, each once")
         left = [tuple(new[rank] for rank in host if rank in new) for host in self.hosts]
         kept = [index for index, host in enumerate(left) if host]
         found = self._with_hosts(kept, [left[index] for index in kept])

@@ -23,18 +23,28 @@ class Prices:
         self._each_s = each_s
         _, order = grid_of(topology)
         self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
+        # A lookup by topology takes longer the more ranks there are, so each mix keeps its own prices as well.
+        self._known: dict[tuple[Axis, Collective, int, Wire], float] = {}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float, wire: Wire = Wire.NONE) -> float:
         """Return the seconds of one collective along `axis`.
 
         `size_bytes` is the size of the whole buffer, and `wire` the encoding between hosts.
         """
-        rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
-        return self._each_s + max(_collective_s(line, collective, rounded, wire) for line in self._lines[axis])
+        key = axis, collective, -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES, wire
+        if key not in self._known:
+            self._known[key] = max(_collective_s(line, *key[1:]) for line in self._lines[axis])
+        return self._each_s + self._known[key]
 
     def message_s(self, axis: Axis, size_bytes: float) -> float:
         """Return the seconds of a message from one rank of `axis` to the next."""
         return self._each_s + max(_message_s(line, size_bytes) for line in self._lines[axis])
+
+
+@lru_cache(maxsize=64)
+def prices_of(parallelism: Parallelism, topology: Topology, each_s: float = 0.0) -> Prices:
+    """Return the prices of a mix on a topology. Forecasts of the same mix share them."""
+    return Prices(parallelism, topology, each_s)
 
 
 @lru_cache(maxsize=4096)

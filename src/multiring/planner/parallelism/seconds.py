@@ -8,7 +8,7 @@ from multiring._topology import Topology
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
-from multiring.planner.parallelism.prices import Prices
+from multiring.planner.parallelism.prices import Prices, prices_of
 from multiring.planner.parallelism.profile import GradientExchange, Profile, Unit
 
 # torch's DistributedDataParallel calls it _DEFAULT_FIRST_BUCKET_BYTES.
@@ -42,7 +42,7 @@ class BucketTime:
 
 def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
     """Return the seconds of a step of the whole batch under `parallelism`."""
-    prices = Prices(parallelism, topology, profile.overheads.collective_s)
+    prices = prices_of(parallelism, topology, profile.overheads.collective_s)
     forecast = _replicated
     for axis, other in ((Axis.PIPELINE, _pipeline), (Axis.TENSOR, _tensor), (Axis.SHARD, _sharded)):
         forecast = other if parallelism.size(axis) > 1 else forecast
@@ -64,7 +64,7 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
 
 def bucket_times(parallelism: Parallelism, profile: Profile, topology: Topology) -> list[BucketTime]:
     """Return the buckets of a step under data parallelism, in the order of their reduction; none for one rank."""
-    return _bucket_times(parallelism, profile, Prices(parallelism, topology, profile.overheads.collective_s))
+    return _bucket_times(parallelism, profile, prices_of(parallelism, topology, profile.overheads.collective_s))
 
 
 def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) -> list[BucketTime]:
