@@ -109,7 +109,8 @@ class Standoffs:
 
     def seek(self, waiter: Waiter) -> None:
         """Find out whether the ranks that `waiter` waits for also wait for this rank."""
-        here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
+        # The program may wait for the same operation by another handle, as on an engine.
+        here = None if waiter.key is None else _blocked_on(thread_states().blocked, waiter.key)
         if not self._is_leaving and here is not None and waiter.key is not None:
             question = StandoffQuestion(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:

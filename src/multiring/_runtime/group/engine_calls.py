@@ -69,6 +69,7 @@ class EngineHandle(Waiter):
 
     def give_up(self, silent: int) -> None:
         """Fail the operation on all ranks with a StallError about world rank `silent`."""
+        self.agreement.verdict = self.verdict
         self.agreement.give_up(silent)
 
     def abort(self, culprit: int) -> None:

@@ -31,6 +31,8 @@ _OWN_CODE = str(Path(__file__).parents[2])
 # Lines of libraries are shown only if the stack has no lines of the program.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+# Threads that make no call of the program. Some carry on operations that the program has started and for which it waits
+# by handles of its own.
 _OWN_THREADS = {
     "multiring control",
     "multiring votes",
@@ -38,7 +40,13 @@ _OWN_THREADS = {
     "multiring rails",
     "multiring-mpi",
     "multiring nccl",
+    "multiring nccl abort",
+    "multiring staged",
     "multiring follow-ups",
+    "multiring operations ahead",
+    "multiring device path",
+    "multiring to other hosts",
+    "multiring from other hosts",
 }
 _ENGINES = "multiring engine "  # the beginning of the names of threads that start operations of engines, in order
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code
@@ -49,7 +57,11 @@ _CARRIERS = {
     "multiring bucket end": "_end_all",
     "multiring issuing": "_issue",
     "multiring returning": "_return",
+    "multiring message": "",  # it ends with its message
 }
+# Threads that run the program's callbacks, and the function in which each waits for the next one.
+_CALLERS = {"multiring futures": "_run"}
+_WAITING = {"wait", "order", "is_refused"}  # the methods of a handle that wait for other ranks
 _WAITS = (threading.__file__, concurrent.futures._base.__file__)  # noqa: SLF001 -- where a wait for a thread is
 # Library threads that never call the program: the end of a file's name, and a function in it.
 _SERVANTS = (
@@ -108,7 +120,7 @@ class _ThreadRoles:
                 name in _OWN_THREADS
                 or name.startswith(_ENGINES)
                 or _is_servant(frame)
-                or frame.f_code.co_name == _CARRIERS.get(name)
+                or frame.f_code.co_name in (_CARRIERS.get(name), _CALLERS.get(name))
             ):
                 continue
             self._sort(ident, name, frame, frames)
@@ -224,10 +236,10 @@ def main_place() -> str:
 
 
 def waiters_in(frame: FrameType | None) -> list[Waiter]:
-    """Return the handles whose `wait` is on the stack of `frame`, the innermost first."""
+    """Return the handles that the stack of `frame` waits for, the innermost first."""
     found = []
     while frame is not None:
-        waiter = frame.f_locals.get("self") if frame.f_code.co_name == "wait" else None
+        waiter = frame.f_locals.get("self") if frame.f_code.co_name in _WAITING else None
         if isinstance(waiter, Waiter):
             found.append(waiter)
         frame = frame.f_back

@@ -255,8 +255,8 @@ class StagedTensors:
         self._has_pending = self._is_closed = False
         # The threads hold no reference to this object, so that they stop when it is deleted.
         queues = self._issuing, self._returning
-        for name, run, arguments in (("issuing", _issue, queues), ("returning", _return, queues[1:])):
-            threading.Thread(target=run, args=arguments, name=f"multiring {name}", daemon=True).start()
+        threading.Thread(target=_issue, args=queues, name="multiring issuing", daemon=True).start()
+        threading.Thread(target=_return, args=queues[1:], name="multiring returning", daemon=True).start()
         weakref.finalize(self, self._issuing.put, None).atexit = False
 
     def call(
