@@ -12,7 +12,7 @@ from multiring._verify.running import chosen, machine_here, run_all
 PYTHON = (sys.executable, "-m", "tests.standin")
 
 
-@pytest.mark.parametrize("name", ["collectives", "death", "nccl"])
+@pytest.mark.parametrize("name", ["collectives", "wire", "death", "nccl"])
 def test_a_part_passes(name: str, tmp_path: Path) -> None:
     machine = machine_here(PYTHON)
     assert machine["devices"] == ["stand-in", "stand-in"]

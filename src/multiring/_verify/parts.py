@@ -1,7 +1,7 @@
 """The parts of `multiring verify gpu`: each is one job of some ranks, with checks and figures."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +15,7 @@ class VerifyPart:
     - limit_s: the job is ended after this many seconds, and the part has failed.
     - loses_a_rank: the job ends with an error, because one rank is killed.
     - worker: the file of the worker.
+    - settings: variables of the environment that the ranks get.
     """
 
     name: str
@@ -24,6 +25,7 @@ class VerifyPart:
     limit_s: float = 120.0
     loses_a_rank: bool = False
     worker: str = "gpu.py"
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def _two(_gpus: int) -> int:
@@ -42,6 +44,14 @@ PARTS = (
     VerifyPart(name="collectives", title="collectives of CUDA tensors beside sums on the host", ranks=_two),
     VerifyPart(name="backend", title='torch.distributed with the backend "multiring"', ranks=_two),
     VerifyPart(name="training", title="training beside one process", ranks=_two, limit_s=180),
+    # Inside a host nothing is rounded, except over sockets.
+    VerifyPart(
+        name="wire",
+        title="training with wire types, over sockets",
+        ranks=_two,
+        limit_s=180,
+        settings={"MULTIRING_ENGINE": "tcp"},
+    ),
     VerifyPart(name="caller", title="what a call costs the caller, and rates", ranks=_two),
     VerifyPart(name="refusals", title="wrong and impossible calls", ranks=_two),
     VerifyPart(name="death", title="a rank that is killed", ranks=_two, limit_s=60, loses_a_rank=True),

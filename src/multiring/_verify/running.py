@@ -123,7 +123,7 @@ def run_part(part: VerifyPart, machine: dict[str, Any], python: Sequence[str] = 
             *python,
             str(_WORKERS / part.worker),
         ]
-        code, output = _ended([*command, part.name, str(target), *python], part.limit_s)
+        code, output = _ended([*command, part.name, str(target), *python], part.limit_s, part.settings)
         told = json.loads(target.read_text(encoding="utf-8")) if target.exists() else None
     seconds = time.monotonic() - began_s
     if told and "not_run" in told and code == 0:
@@ -160,11 +160,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _ended(command: list[str], limit_s: float) -> tuple[int | None, str]:
+def _ended(command: list[str], limit_s: float, settings: dict[str, str]) -> tuple[int | None, str]:
     """Return the exit code of a command and its output; None in place of the code if it did not end in time."""
     with tempfile.TemporaryFile() as output:
         # JAX takes most of a GPU's memory when it starts, and ranks may share a GPU.
-        environment = inherited_environment() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        environment = inherited_environment() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | settings
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603 -- this Python
         try:
             code: int | None = process.wait(limit_s)
