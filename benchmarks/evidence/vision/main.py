@@ -74,6 +74,7 @@ def fetched(folder: Path, pattern: str, *command: str) -> Path:
     """Return a package's file in the folder; download it if it is not there."""
     found = sorted(folder.glob(pattern))
     if not found:
+        folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 -- names of packages
         found = sorted(folder.glob(pattern))
     return found[0]
