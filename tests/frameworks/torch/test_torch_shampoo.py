@@ -13,7 +13,7 @@ from tests.support.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.errors import ArgumentError, StateError
+from multiring.errors import ArgumentError, MultiringError, StateError
 
 BETAS, EPS, RATE, DECAY = (0.9, 0.95), 1e-8, 0.1, 0.05
 SHAPES = ((6, 4), (7,), (3, 2, 2), (1, 5), (5, 9))
@@ -197,6 +197,17 @@ def test_parameters_without_a_gradient_begin_later() -> None:
 def test_bad_arguments(make: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         make(weights())
+
+
+@pytest.mark.parametrize("kind", [mt.Shampoo, mt.Muon])
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_refused_group_is_not_kept(kind: Any, is_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- of pytest
+    optimizer = kind([torch.zeros(3, 3, requires_grad=True)])
+    refused = torch.zeros(2, 2, dtype=torch.float32 if is_part else torch.complex64)
+    monkeypatch.setattr(f"{kind.__module__}.is_dtensor", lambda each: is_part and each is refused)
+    with pytest.raises(MultiringError, match=r"\(2, 2\).*; (want|give)"):
+        optimizer.add_param_group({"params": [torch.zeros(4, 4), refused]})
+    assert len(optimizer.param_groups) == 1
 
 
 # ---- ranks ----

@@ -11,6 +11,7 @@ from torch import Tensor
 from multiring._frontend.errors import internal_errors
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._runtime import Group, is_initialized
+from multiring.errors import MultiringError
 from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.parallelizing.held import held_by
 
@@ -41,6 +42,20 @@ class Divided(torch.optim.Optimizer):
             state = {**state, "_process_set": state["_process_set"] or global_process_set}
             state.update(_twin=None, _twin_of=None)
         super().__setstate__(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, if each is one that this optimizer takes."""
+        super().add_param_group(param_group)
+        try:
+            for each in self.param_groups[-1]["params"]:
+                self._require(each)
+        except MultiringError:
+            del self.param_groups[-1]
+            raise
+
+    def _require(self, parameter: Tensor) -> None:
+        """Raise an error if this optimizer does not take `parameter`."""
+        raise NotImplementedError
 
     def _ranks(self) -> Group | None:
         """Return the group of the ranks that divide the work; None if this rank does all of it."""

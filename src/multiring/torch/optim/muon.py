@@ -124,21 +124,18 @@ class Muon(Divided):
         """Return what a copy keeps."""
         return {**super().__getstate__(), "_precision": self._precision}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, which have to be matrices of real numbers."""
-        super().add_param_group(param_group)
-        for each in self.param_groups[-1]["params"]:
-            if is_dtensor(each):
-                raise UnsupportedError(
-                    f"Muon of a parameter, {described(each)}, of which each rank has a part: Muon orthogonalises whole "
-                    "matrices; want a data or pipeline axis, or another optimizer"
-                )
-            if each.dim() < 2 or each.is_complex():
-                del self.param_groups[-1]
-                raise ArgumentError(
-                    f"Muon of a parameter, {described(each)}: want matrices or filters of real numbers; give biases, "
-                    "norms and complex ones to another optimizer, such as AdamW"
-                )
+    def _require(self, parameter: Tensor) -> None:
+        """Raise an error if `parameter` is no matrix of real numbers, or if this rank has only a part of it."""
+        if is_dtensor(parameter):
+            raise UnsupportedError(
+                f"Muon of a parameter, {described(parameter)}, of which each rank has a part: Muon orthogonalises "
+                "whole matrices; want a data or pipeline axis, or another optimizer"
+            )
+        if parameter.dim() < 2 or parameter.is_complex():
+            raise ArgumentError(
+                f"Muon of a parameter, {described(parameter)}: want matrices or filters of real numbers; give biases, "
+                "norms and complex ones to another optimizer, such as AdamW"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

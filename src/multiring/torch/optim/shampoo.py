@@ -149,21 +149,18 @@ class Shampoo(Divided):
         self._require_whole("a copy")
         return {**super().__getstate__(), "_is_whole": True, "_divided_among": None}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, which have to be real numbers."""
-        super().add_param_group(param_group)
-        for each in self.param_groups[-1]["params"]:
-            if is_dtensor(each):
-                raise UnsupportedError(
-                    f"Shampoo of a parameter, {described(each)}, of which each rank has a part: Shampoo needs whole "
-                    "matrices; want a data or pipeline axis, or another optimizer"
-                )
-            if each.is_complex():
-                del self.param_groups[-1]
-                raise ArgumentError(
-                    f"Shampoo of a parameter, {described(each)}: want real numbers; give complex ones to another "
-                    "optimizer, such as AdamW"
-                )
+    def _require(self, parameter: Tensor) -> None:
+        """Raise an error if `parameter` is not of real numbers, or if this rank has only a part of it."""
+        if is_dtensor(parameter):
+            raise UnsupportedError(
+                f"Shampoo of a parameter, {described(parameter)}, of which each rank has a part: Shampoo needs whole "
+                "matrices; want a data or pipeline axis, or another optimizer"
+            )
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"Shampoo of a parameter, {described(parameter)}: want real numbers; give complex ones to another "
+                "optimizer, such as AdamW"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
