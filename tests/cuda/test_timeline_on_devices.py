@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.cuda.test_nccl_buckets import optimizer_of
 from tests.cuda.test_nccl_collectives import enter_nccl
+from tests.standin.torch_devices import host_waits
 from tests.support.cuda_torch_ranks import run_cuda
-from tests.support.device_training import mean_loss, model_of, own_batch
+from tests.support.device_training import join, mean_loss, model_of, own_batch
 from tests.support.ranks import Here
 
 import multiring
@@ -68,9 +69,42 @@ def sizes() -> list[int]:
     ]
 
 
-def operations_in(file: Path, rank: int) -> list[dict[str, Any]]:
+def operations_in(file: Path, rank: int, kind: str = "operation") -> list[dict[str, Any]]:
     events = json.loads(file.read_text())["traceEvents"]
-    return [each for each in events if each.get("cat") == "operation" and each["pid"] == rank]
+    return [each for each in events if each.get("cat") == kind and each["pid"] == rank]
+
+
+def train(here: Here, file: str) -> int:
+    """Return how often steps wait for the device while a timeline is recorded, after the first ones."""
+    device = join(here)
+    model = model_of("perceptron", device)
+    optimizer, waits = optimizer_of(model), 0
+    mt.start_timeline(file)
+    for step in range(STEPS + 2):
+        inputs = own_batch(here, step, "perceptron", device)
+        torch.cuda.synchronize()
+        before = host_waits()
+        optimizer.zero_grad()
+        mean_loss(model, inputs).backward()
+        optimizer.step()
+        waits += (host_waits() - before) if step > 1 else 0
+    mt.stop_timeline()
+    return waits
+
+
+@pytest.mark.parametrize(("hosts", "names"), [(1, {"all_reduce"}), ((2, 1), {"reduce_scatter", "all_gather"})])
+def test_the_device_tells_when_it_reduced_buckets(tmp_path: Path, hosts: Any, names: set[str]) -> None:
+    file = tmp_path / "trace.json"
+    waits = run_cuda(train, str(file), hosts=hosts)
+    assert waits == [0] * len(waits)
+    for rank in range(len(waits)):
+        found = operations_in(file, rank, "device")
+        assert {each["name"] for each in found} == names
+        backwards = [(each["ts"], each["ts"] + each["dur"]) for each in operations_in(file, rank, "backward")]
+        assert len(found) % (len(backwards) * len(names)) == 0
+        assert len(found) > len(backwards) * len(names)  # several buckets
+        assert all(each["args"]["title"] for each in found)
+        assert min(each["ts"] for each in found) > backwards[0][0]
 
 
 def test_each_operation_is_shown_once(tmp_path: Path) -> None:
@@ -92,6 +126,10 @@ def test_each_operation_is_shown_once(tmp_path: Path) -> None:
                 by = "nccl" if path == "nccl" and name != "small" else None
                 assert told.get("engine") == by
                 assert ("algbw GB/s" in told) == (by is None), told
+            on_device = [each["args"]["title"] for each in operations_in(tmp_path / f"{path}.json", rank, "device")]
+            names = ("large", "async", "several") if path == "nccl" else ()
+            assert len(on_device) == len(names)
+            assert all(f"allreduce.{name}" in text for name, text in zip(names, on_device, strict=True)), on_device
     agreements = [each for each in operations_in(tmp_path / "nccl.json", 0) if each["name"] == "agreement"]
     assert agreements
     assert all(each["args"]["bytes"] < 100 for each in agreements)

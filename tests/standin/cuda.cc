@@ -166,6 +166,9 @@ int cuEventRecord(void* event, void* stream) {
 int cuEventQuery(void* event) {
   return call([=] { return standin::query_event(event); });
 }
+int cuEventElapsedTime(float* ms, void* first, void* second) {
+  return call([=] { return standin::elapsed_ms(ms, first, second); });
+}
 int cuEventSynchronize(void* event) {
   return call([=] { return standin::wait_for_event(event); });
 }

@@ -107,6 +107,9 @@ class DeviceEngine:
         strides = tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(len(array.shape)))
         return Buffer(array.address, array.shape, strides, array.dtype, array)
 
+    def serve(self, group: int) -> None:
+        pass
+
     def start_ahead(self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> None:
         """Return None: the engine starts after the agreement."""
 

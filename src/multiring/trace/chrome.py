@@ -7,6 +7,7 @@ ranks ...       the operations of a group, in as many rows as operations are in 
                 wire     from the agreement to the operation's end: bytes are in flight or awaited. An operation that an
                          engine carries has none: the engine moves its data afterwards
                 reduce   a part of `wire`: this rank's processor combines, decodes, and writes to others' buffers
+NCCL on ...     the operations that NCCL runs on a device, in the device's own times
 rails           rails that were given up; and for each rail a curve of its throughput
 
 Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times
@@ -37,6 +38,7 @@ class Operation:
     """
 
     name: str
+    key: tuple[int, int]  # the id of its group, and its sequence there
     number: int
     group: str
     start: int
@@ -66,6 +68,7 @@ def events_of(part: Part, alignment: Alignment, *, mark_cycles: bool = False) ->
     if mark_cycles:
         _draw_cycles(picture, operations)
     _draw_operations(picture, operations)
+    _draw_devices(picture, part, operations, alignment)
     _draw_rails(picture, part, rows, alignment)
     return picture.events(f"rank {part.rank}, {part.who['host']}")
 
@@ -88,6 +91,7 @@ def _operations(part: Part, rows: NDArray[np.void], names: "_GroupNames") -> lis
         made.append(
             Operation(
                 name=_name_of(part, row),
+                key=(row.group, row.sequence),
                 number=_number_of(part, row),
                 group=names.of(row),
                 start=row.start,
@@ -224,6 +228,24 @@ def _draw_operations(picture: _Picture, operations: list[Operation]) -> None:
                 picture.add(row, piece)
 
 
+def _draw_devices(picture: _Picture, part: Part, operations: list[Operation], alignment: Alignment) -> None:
+    known = {each.key: each for each in operations}
+    times = alignment.aligned(np.array([each[3:5] for each in part.devices], np.int64).reshape(-1, 2)).tolist()
+    for each, (start, end) in zip(part.devices, times, strict=True):
+        found = known.get((each.group, each.sequence))  # None if it came before the timeline
+        told: dict[str, Any] = {"clock_error_us": each.error_ns / 1000}
+        if found is not None:
+            told |= {"operation": found.number, "group": found.group, "bytes": found.size_bytes, "title": found.title}
+            if found.size_bytes and end > start:
+                told["algbw GB/s"] = _rate(found.size_bytes, end - start)
+        name = "operation" if found is None else found.name
+        picture.add(picture.row(f"NCCL on cuda:{each.device}"), Slice(start, end, name, "device", told))
+
+
+def _rate(size_bytes: int, ns: int) -> float:
+    return float(f"{size_bytes / ns:.4g}")
+
+
 def _slices(each: Operation) -> Iterator[Slice]:
     yield Slice(each.start, each.end, each.name, "operation", _told(each))
     if each.agreed is None:
@@ -240,10 +262,10 @@ def _slices(each: Operation) -> Iterator[Slice]:
 
 
 def _told(each: Operation) -> dict[str, Any]:
-    seconds = (each.end - (each.agreed or each.start) or each.end - each.start) * 1e-9
+    ns = each.end - (each.agreed or each.start) or each.end - each.start
     told: dict[str, Any] = {"operation": each.number, "bytes": each.size_bytes, "horovod": _horovod(each)}
-    if each.size_bytes and seconds > 0 and not each.engine:
-        told["algbw GB/s"] = float(f"{each.size_bytes / seconds * 1e-9:.4g}")
+    if each.size_bytes and ns > 0 and not each.engine:
+        told["algbw GB/s"] = _rate(each.size_bytes, ns)
     words = {"title": each.title, "plan": each.plan, "engine": each.engine, "fault": each.fault}
     return told | {name: text for name, text in words.items() if text}
 
@@ -262,6 +284,6 @@ def _draw_rails(picture: _Picture, part: Part, rows: NDArray[np.void], alignment
         moved: dict[int, int] = defaultdict(int)
         for peer, rail, carried in part.rails[i].carried:
             moved[rail] += carried - before.get((peer, rail), 0)
-        seconds = max(1, times[i] - times[i - 1]) * 1e-9
+        ns = max(1, times[i] - times[i - 1])
         for rail, size_bytes in moved.items():
-            picture.count(times[i - 1], f"rail {rail}", {"GB/s": float(f"{size_bytes / seconds * 1e-9:.4g}")})
+            picture.count(times[i - 1], f"rail {rail}", {"GB/s": _rate(size_bytes, ns)})

@@ -11,6 +11,7 @@ start       rank, size, host, pid, job, timeline, versions, clock (equal for ran
 reading     at_ns, offset_ns, error_ns: rank 0's clock, seen from this rank's clock
 rows        an array of ROW
 spans       JSON: [[name, kind, start ns, end ns, thread], ...]
+devices     JSON: [[device, group, sequence, start ns, end ns, error ns], ...]
 words       JSON: {"operations": {digest: [title, plan, engine]}, "groups": {group: text}}
 rails       at_ns; JSON: [[peer, rail, bytes acknowledged], ...]
 end         at_ns, dropped, fault: an error while the part was written, or ""; always the last block
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
 from multiring.trace.clocks import Alignment, ClockReading
-from multiring.trace.spans import Span
+from multiring.trace.spans import DeviceSlice, Span
 
 # The layout is the same as `Event` in native/core/rank/event_recorder.h. Times are ns of the rank's monotonic clock;
 # agreed is 0 if the ranks never agreed.
@@ -90,6 +91,7 @@ class Part:
     who: dict[str, Any]
     rows: NDArray[np.void]
     spans: tuple[Span, ...] = ()
+    devices: tuple[DeviceSlice, ...] = ()
     readings: tuple[ClockReading, ...] = ()
     operations: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
@@ -124,6 +126,7 @@ def read_part(data: bytes) -> Part:
     """
     rows: list[NDArray[np.void]] = []
     spans: list[Span] = []
+    devices: list[DeviceSlice] = []
     readings: list[ClockReading] = []
     rails: list[RailSample] = []
     part: dict[str, Any] = {"operations": {}, "groups": {}, "end": None}
@@ -135,6 +138,8 @@ def read_part(data: bytes) -> Part:
             rows.append(np.frombuffer(payload, ROW))
         elif kind == "spans":
             spans += [Span(*each) for each in json.loads(payload)]
+        elif kind == "devices":
+            devices += [DeviceSlice(*each) for each in json.loads(payload)]
         elif kind == "reading":
             readings.append(ClockReading(fields["at_ns"], fields["offset_ns"], fields["error_ns"]))
         elif kind == "rails":
@@ -148,7 +153,8 @@ def read_part(data: bytes) -> Part:
     if "who" not in part:
         raise ArgumentError("not a part of a timeline; want a file that a rank left, named *.rank-K.part")
     whole = np.concatenate(rows) if rows else np.empty(0, ROW)
-    return Part(rows=whole, spans=tuple(spans), readings=tuple(readings), rails=tuple(rails), **part)
+    part |= {"spans": tuple(spans), "devices": tuple(devices), "readings": tuple(readings), "rails": tuple(rails)}
+    return Part(rows=whole, **part)
 
 
 def _blocks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -166,4 +172,4 @@ def _blocks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
         at = end
 
 
-_BLOCKS = ("start", "reading", "rows", "spans", "words", "rails", "end")
+_BLOCKS = ("start", "reading", "rows", "spans", "devices", "words", "rails", "end")

@@ -5,9 +5,12 @@ import threading
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from multiring.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Span(NamedTuple):
@@ -23,11 +26,30 @@ class Span(NamedTuple):
     thread: int  # the kernel's number of the thread
 
 
+class DeviceSlice(NamedTuple):
+    """A stretch of a device's time in which it ran an operation of a group.
+
+    Times are ns of the rank's monotonic clock. They are off by at most `error_ns`, all of one reading alike.
+    """
+
+    device: int
+    group: int
+    sequence: int
+    start_ns: int
+    end_ns: int
+    error_ns: int
+
+
 class Spans:
     """The spans of one process since the timeline began. Any thread may add spans."""
 
     def __init__(self) -> None:
         self._kept: deque[Span] = deque()
+        self._devices: deque[DeviceSlice] = deque()
+        self.sources: list[Callable[[Spans, float], None]] = []
+        """Functions that add what has happened elsewhere, such as on devices, and wait for it at most so many seconds.
+
+        Only the thread that calls `take` calls them."""
 
     def add(self, name: str, kind: str, start_ns: int, end_ns: int, thread: int | None = None) -> None:
         """Record a span.
@@ -40,6 +62,14 @@ class Spans:
             thread: the kernel's number of its thread; by default, that of the calling thread.
         """
         self._kept.append(Span(name, kind, start_ns, end_ns, threading.get_native_id() if thread is None else thread))
+
+    def add_device(self, piece: DeviceSlice) -> None:
+        """Record an operation on a device."""
+        self._devices.append(piece)
+
+    def take_devices(self) -> list[DeviceSlice]:
+        """Return the operations on devices since the last call; only one thread may call this."""
+        return [self._devices.popleft() for _ in range(len(self._devices))]
 
     def take(self) -> list[Span]:
         """Return the spans since the last call; only one thread may call this."""

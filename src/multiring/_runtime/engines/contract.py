@@ -60,6 +60,9 @@ class Engine(Protocol):
     def name(self) -> str:
         """The engine's name, as in `Plan.engine`; the same on all ranks."""
 
+    def serve(self, group: int) -> None:
+        """Learn the id of the group whose operations follow. Timelines call the operations by it."""
+
     def on(self, host: "Group") -> "Engine":
         """Return this rank's end for another group: a subgroup, or other operations of the same ranks.
 

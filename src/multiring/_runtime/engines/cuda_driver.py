@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from multiring.errors import ArgumentError, MultiringError, StateError, UnsupportedError
@@ -40,6 +40,7 @@ CUDA_SIGNATURES: dict[str, list[Any]] = {
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
     "cuEventQuery": [c_void_p],
+    "cuEventElapsedTime": [POINTER(c_float), c_void_p, c_void_p],
 }
 OLDEST = 11000  # the driver of CUDA 11, the first that NCCL 2.18 was built for
 _OUT_OF_MEMORY, _NOT_INITIALIZED, _NOT_READY = 2, 3, 600
@@ -107,7 +108,8 @@ class CudaDriver:
         for name, parameters in CUDA_SIGNATURES.items():
             self._functions[name].argtypes = parameters
         self._process = os.getpid()
-        self._idle_events: deque[c_void_p] = deque()
+        # by whether the device notes the time at which a stream comes to the event
+        self._idle_events: dict[bool, deque[c_void_p]] = {False: deque(), True: deque()}
         self.device = device
         self.call("cuInit", 0)
         count = c_int()
@@ -190,18 +192,19 @@ class CudaDriver:
         self.call("cuStreamCreateWithPriority", ctypes.byref(made), _NON_BLOCKING, 0)
         return made
 
-    def new_event(self) -> "CudaEvent":
-        """Return an event that no stream comes to yet.
+    def new_event(self, *, is_timed: bool = False) -> "CudaEvent":
+        """Return an event that no stream comes to yet. With `is_timed`, `elapsed_ms` takes it.
 
         Get the event of a copy or a kernel before it starts: there may be no room for an event, and the end of work
         that has started without one cannot be awaited.
         """
+        idle = self._idle_events[is_timed]
         try:
-            handle = self._idle_events.popleft()
+            handle = idle.popleft()
         except IndexError:
             handle = c_void_p()
-            self.call("cuEventCreate", ctypes.byref(handle), _NO_TIMING)
-        return CudaEvent(handle, self._idle_events)
+            self.call("cuEventCreate", ctypes.byref(handle), 0 if is_timed else _NO_TIMING)
+        return CudaEvent(handle, idle)
 
     def record(self, stream: c_void_p | int, event: "CudaEvent | None" = None) -> "CudaEvent":
         """Have `stream` reach `event`, or a new event, after its work so far; return the event."""
@@ -253,6 +256,12 @@ class CudaDriver:
         if code not in (0, _NOT_READY):
             raise self._error("cuEventQuery", code)
         return bool(code == 0)
+
+    def elapsed_ms(self, first: "CudaEvent", last: "CudaEvent") -> float:
+        """Return the device's milliseconds between two timed events that have happened. The host does not wait."""
+        found = c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(found), first.handle, last.handle)
+        return found.value
 
 
 def _forked() -> StateError:

@@ -90,6 +90,10 @@ class NcclEngine(NcclFailures):
         engine._connect()
         return engine
 
+    def serve(self, group: int) -> None:
+        """Learn the id of the group for timelines."""
+        self.group = group
+
     def on(self, host: "Group") -> "NcclEngine":
         """Return this rank's end for other ranks of the same devices."""
         self._device.add_owner()

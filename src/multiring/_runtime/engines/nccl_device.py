@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.engines.cuda_arrays import CudaArray, DeviceBlocks
 from multiring._runtime.engines.cuda_driver import CudaDriver, CudaError, CudaEvent
+from multiring._runtime.engines.device_times import DeviceTimes
 from multiring._runtime.engines.nccl_library import NcclLibrary, find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder
 from multiring.errors import CollectiveError, StallError
@@ -27,6 +28,7 @@ class OperationOwner(Protocol):
     """What the device's thread needs of the engine's end that has started an operation."""
 
     driver: CudaDriver
+    group: int  # the id of the group, for timelines
     failure: Exception | None
     patience_s: float  # after which an operation that does not end is an error
 
@@ -60,6 +62,7 @@ class NcclOperation:
         self.owner, self.number, self.title, self.carrier, self.put = owner, number, title, carrier, put
         self.buffers = buffers  # kept until the device no longer uses the memory
         self.event: CudaEvent | None = None
+        self.times: tuple[CudaEvent, CudaEvent] | None = None  # before and after it, if a timeline is recorded
         self.is_given = False  # whether the device may have it, though there is no event behind it
         self.began_s = 0.0
         self._is_put = threading.Event()
@@ -171,6 +174,7 @@ class NcclDevice:
         self.imports = driver.new_stream()  # waits for arrays of other libraries
         self.blocks = DeviceBlocks(driver, rank)
         self.order = DeviceOrder()
+        self.times = DeviceTimes(driver)
         self.in_flight: deque[NcclOperation] = deque()
         self._leaving: list[NcclOperation] = []  # failed ones, whose memory the device may still use
         self._changed = threading.Condition()
@@ -236,6 +240,8 @@ class NcclDevice:
                 each.owner.fail(error)
             # The device may still work on them: their memory must not be used again before it has ended.
             self._leaving += self.in_flight
+            for each in self.in_flight:
+                self._note_times(each, has_done=False)
             self.in_flight.clear()
             return True
 
@@ -259,10 +265,13 @@ class NcclDevice:
         if operation.done():  # it has failed before
             return
         try:
-            event = self.driver.new_event()
+            operation.times = self.times.events()
+            event = operation.times[1] if operation.times else self.driver.new_event()
             for buffer in operation.buffers:
                 if buffer is not None:
                     self.driver.wait_on(self.stream, *ready_of(buffer))
+            if operation.times:
+                self.driver.record(self.stream, operation.times[0])
             operation.is_given = True
             operation.put(self.stream)
             operation.event = self.driver.record(self.stream, event)
@@ -275,6 +284,7 @@ class NcclDevice:
         has_ended = False
         while self.in_flight and self._has_done(self.in_flight[0]):
             operation = self.in_flight.popleft()
+            self._note_times(operation, has_done=operation.event is not None)
             if operation.event is None:
                 self._leaving.append(operation)
             else:
@@ -289,6 +299,13 @@ class NcclDevice:
             for owner in {id(each.owner): each.owner for each in self.in_flight}.values():
                 owner.look(age_s)
         return has_ended
+
+    def _note_times(self, operation: NcclOperation, *, has_done: bool) -> None:
+        times, operation.times = operation.times, None
+        if times is not None and has_done:
+            self.times.done((operation.owner.group, operation.number), times)
+        elif times is not None:
+            self.times.lost()
 
     def _has_done(self, operation: NcclOperation) -> bool:
         if operation.event is None:  # it has failed, or will be found to have

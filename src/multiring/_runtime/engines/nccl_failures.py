@@ -31,6 +31,7 @@ class NcclFailures:
     """The part of NcclEngine that deals with failures."""
 
     def __init__(self, host: "Group", device: NcclDevice) -> None:
+        self.group = 0  # the id of the group that the end serves
         self.failure: Exception | None = None
         self.patience_s = host.calls.services.stall_timeout_s
         self._host, self._device, self.driver = host, device, device.driver

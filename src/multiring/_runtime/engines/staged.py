@@ -164,6 +164,9 @@ class StagedEngine:
         require_no_problem(host, told_by_all(host, {"problem": None}))
         return cls(host, made)
 
+    def serve(self, group: int) -> None:
+        """Do nothing: timelines show the host's collectives."""
+
     def on(self, host: "Group") -> "StagedEngine":
         """Return this rank's end for other ranks of the same devices."""
         return StagedEngine(host, self._device)

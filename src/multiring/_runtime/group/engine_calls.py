@@ -222,6 +222,7 @@ class EngineCalls(Calls):
         self._lead = _Lead()
         super().__init__(replace(services, replan=False), ranks, topology, key)  # engines are not measured
         self.engine: Engine = engine
+        engine.serve(self.id)
         self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
         threading.Thread(
             target=_start_all,

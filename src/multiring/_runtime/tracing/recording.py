@@ -27,6 +27,7 @@ _PERIOD_S = 0.25
 # Rewrite the preview soon after an event, but spend at most this share of the time on writing.
 _PREVIEW_PERIOD_S = 0.02
 _PREVIEW_SHARE = 0.01
+_DEVICES_S = 1.0  # how long the end of a recording waits for operations that devices still do
 Preview = Callable[[bytes], None]
 
 
@@ -119,11 +120,14 @@ class Recording:
 
     def _run(self) -> None:
         while not self._is_over.wait(_PERIOD_S):
+            self._read_devices()
             self._drain()
+        self._read_devices(_DEVICES_S)
 
     def _run_with(self, preview: Preview) -> None:
         shown_bytes, next_s = -1, 0.0
         while not self._is_over.wait(_PREVIEW_PERIOD_S):
+            self._read_devices()
             self._drain()
             start_s = time.monotonic()
             if self._good_bytes == shown_bytes or start_s < next_s:
@@ -137,6 +141,11 @@ class Recording:
                 return
             now_s = time.monotonic()
             next_s = now_s + (now_s - start_s) / _PREVIEW_SHARE
+        self._read_devices(_DEVICES_S)
+
+    def _read_devices(self, patience_s: float = 0.0) -> None:
+        for source in list(self._spans.sources):
+            source(self._spans, patience_s)
 
     def _drain(self) -> None:
         rows = self._context.take_timeline()
@@ -146,6 +155,8 @@ class Recording:
             self._write((block("words", words) if words else b"") + block("rows", rows))
         if spans:
             self._write(block("spans", json.dumps(spans).encode()))
+        if pieces := self._spans.take_devices():
+            self._write(block("devices", json.dumps(pieces).encode()))
         now_s = time.monotonic()
         if now_s >= self._rails_due_s:
             self._look_at_rails(now_s)
