@@ -184,6 +184,34 @@ def test_what_ends_the_job(tmp_path: Path, case: str) -> None:
         assert text in done.stdout, done.stdout
 
 
+HOLDS = (
+    "import ctypes, hashlib, threading\n"
+    + ELASTIC
+    + """
+def step(state):
+    if rank == 0 and state.step == 3 and not holds:
+        holds.append(True)
+        words = "sha256", b"", b"", 10**9  # computes without Python's global lock until the process ends
+        threading.Thread(target=hashlib.pbkdf2_hmac, args=words, daemon=True).start()
+        ctypes.PyDLL(None).sleep(25)  # with the lock
+
+
+holds = []
+train(state)
+print("END", rank, ma.size())
+"""
+)
+
+
+@pytest.mark.timeout(200)
+def test_who_computes_with_the_global_lock_stays(tmp_path: Path) -> None:
+    done = run(tmp_path, HOLDS, ranks=3, least=1, MULTIRING_STALL_TIMEOUT_S="3", MULTIRING_STALL_WARN_S="1")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from the last commit" in done.stderr, done.stderr
+    ends = sorted(line.partition("END ")[2] for line in done.stdout.splitlines() if "END " in line)
+    assert ends == ["0 3", "1 3", "2 3"], done.stderr
+
+
 def test_where_it_is_refused(tmp_path: Path) -> None:
     for words, text in (
         (["-n", "2", "--min-ranks", "3"], "--min-ranks 3 of 2 ranks: want at most 2"),

@@ -2,10 +2,11 @@
 
     python benchmarks/evidence/shrinking/main.py [--seconds 1800] [--results FILE]
 
-Each job has 2 to 6 ranks on this host. Ranks are killed, one or two at once, until one is left; at most one rank of a
-job is frozen, and goes on later. The job must end well. Its weights must equal, to 1e-10, those of the same steps in
-one process, with as many ranks at each step. No committed step may be lost. The times count kills before a rank is
-frozen. The results file has a line for each job; a further run goes on with the next seed.
+Each job has 2 to 6 ranks on this host, which train with NumPy, or in a third of the jobs with torch. Ranks are killed,
+one or two at once, until one is left; at most one rank of a job is frozen, and goes on later. The job must end well.
+Its weights must equal, to 1e-10, those of the same steps in one process, with as many ranks at each step. No committed
+step may be lost. The times count kills before a rank is frozen. The results file has a line for each job; a further run
+goes on with the next seed.
 """
 
 import argparse
@@ -46,8 +47,8 @@ def main() -> int:
     )
     until_s = time.monotonic() + arguments.seconds
     while time.monotonic() < until_s:
-        engine = ("auto", "tcp")[len(done) % 2]
-        done.append({"seed": len(done), "engine": engine, **job(len(done), engine)})
+        engine, kind = ("auto", "tcp")[len(done) % 2], ("numpy", "torch", "numpy")[len(done) % 3]
+        done.append({"seed": len(done), "engine": engine, "kind": kind, **job(len(done), engine, kind)})
         with arguments.results.open("a") as file:
             file.write(json.dumps(done[-1]) + "\n")
         if done[-1]["faults"]:
@@ -67,7 +68,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def job(seed: int, engine: str) -> dict[str, Any]:
+def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
     """Run a job; return what was done to it, and what was wrong."""
     random = Random(seed)  # noqa: S311 -- no secret
     size = random.randint(2, 6)
@@ -77,7 +78,7 @@ def job(seed: int, engine: str) -> dict[str, Any]:
         words = [sys.executable, "-m", "multiring", "run", "-n", str(size), "--min-ranks", "1", str(RANK), name]
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 -- our own program
-                [*words, str(STEPS), str(PAUSE_S)],
+                [*words, str(STEPS), str(PAUSE_S), kind],
                 env=inherited_environment() | variables,
                 stdout=output,
                 stderr=output,

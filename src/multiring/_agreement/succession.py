@@ -58,6 +58,11 @@ class _Lead:
     members: tuple[int, ...] | None = None  # what was proposed
     accepts: set[int] = field(default_factory=set)
 
+    @property
+    def said(self) -> Collection[int]:
+        """Who has answered the last question."""
+        return self.promises if self.members is None else self.accepts
+
 
 class Succession:
     """One member's part in the agreement on the next generation.
@@ -100,6 +105,13 @@ class Succession:
     def is_out(self) -> bool:
         """Whether the others have gone on without this member."""
         return self.member not in self.members
+
+    @property
+    def awaited(self) -> set[int]:
+        """The members whose answers this member waits for in a vote."""
+        if not self.is_voting or self.is_out:
+            return set()
+        return (set(self._others()) - set(self._lead.said) if self._lead else {self._leader()}) - {self.member}
 
     # Events.
 
@@ -170,15 +182,14 @@ class Succession:
                 else:
                     self._send(outcome, leader, CALL)
             return self._advance(outcome)
-        said = lead.promises if lead.members is None else lead.accepts
         if self._quiet >= PATIENCE:
-            self._silent |= set(self._others()) - set(said)
+            self._silent |= set(self._others()) - set(lead.said)
         if self._quiet >= 2 * PATIENCE:
             self._failures += 1
             self._give_way(1 + PATIENCE * min(self._failures - 1, 2 * PATIENCE))
             return self._advance(outcome)
         for other in self._receivers():
-            if other not in said:
+            if other not in lead.said:
                 self._send(outcome, other, ASK if lead.members is None else PROPOSE)
         return self._advance(outcome)
 
@@ -244,8 +255,7 @@ class Succession:
     def _begin(self, *, is_needed: bool, outcome: VoteOutcome | None = None) -> VoteOutcome:
         outcome = outcome or VoteOutcome()
         if is_needed and not self.is_out:
-            if not self.is_voting:
-                self.is_voting, self._quiet = True, 0
+            self.is_voting, self._quiet = True, self._quiet if self.is_voting else 0
             leader = self._leader()
             if leader != self.member:
                 self._send(outcome, leader, CALL)
@@ -300,8 +310,7 @@ class Succession:
     ) -> VoteOutcome:
         if generation <= self.generation:
             return outcome
-        former = set(self.members)
-        self.generation, self.members = generation, members
+        former, self.generation, self.members = set(self.members), generation, members
         self._newcomers -= set(members)
         self._silent = set()  # who was slow then may be quick now
         self._ended.shorten(generation)
@@ -311,7 +320,7 @@ class Succession:
         self._keep(outcome, self._vote, changed=True)
         outcome.generations.append((generation, members))
         # Who decided tells all. A member that misses it asks again; a newcomer cannot, so every member tells it.
-        told = former | set(members) if is_own else set(members) - former
+        told = {*former, *members} if is_own else {*members} - former
         for other in sorted(told - {self.member} - self._ended.keys()):
             self._tell(outcome, other)
         if self.has_referee and is_own:

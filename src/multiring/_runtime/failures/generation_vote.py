@@ -10,13 +10,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from multiring._agreement.succession import Succession, VoteOutcome
 from multiring._agreement.vote_messages import PROMISE, VoteMessage, decode, encode
 from multiring._agreement.votes import REFEREE, Vote
 from multiring._limits.processes import start_thread
 from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
+from multiring._runtime.failures.computing_processes import ComputingProcesses
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.failures.launcher_channel import (
     BYE,
@@ -36,7 +37,8 @@ from multiring.errors import StateError
 
 _log = logging.getLogger("multiring")
 TICK_S = 2.0  # an answer takes a millisecond; a rank in code that holds Python's global lock takes longer
-MOST_S = 60.0  # how long a decision and the ends of those that it leaves out may take
+COMPUTING_S = 40.0  # how long the vote waits for a rank that does not answer, but computes
+MOST_S = 100.0  # how long a decision and the ends of those that it leaves out may take
 _SLICE_S = 0.2  # the longest time between two checks for Ctrl-C
 
 
@@ -46,7 +48,7 @@ class GenerationVote:
     Args:
         control: sends the votes.
         channel: the channel to the launcher.
-        members: the numbers of the processes of generation 0, by rank.
+        pids: the numbers of generation 0's processes, by rank, each with its process ID.
         end: the end of generation 0.
         job: the job's name.
         least: fewer ranks do not go on.
@@ -56,17 +58,20 @@ class GenerationVote:
         self,
         control: Control,
         channel: LauncherChannel,
-        members: Sequence[int],
+        pids: Mapping[int, int],
         end: GenerationEnd,
         job: str,
         least: int,
     ) -> None:
+        members = tuple(pids)
         self._control, self._channel, self._least = control, channel, least
         self._own = end.rank
         self._succession = Succession(self._own, 0, members, least=least, has_referee=True)
         self._end = end
+        self._computing = ComputingProcesses(pids)
+        self._patience_s = COMPUTING_S
         self._changed = threading.Condition(threading.RLock())
-        self._decided: tuple[int, tuple[int, ...]] = (0, tuple(members))
+        self._decided: tuple[int, tuple[int, ...]] = (0, members)
         self._ended: set[int] = set()  # whose processes ended, or have left
         self._left: dict[int, Vote | None] = {}  # who has left, and did not matter so far
         self._why = ""  # why this rank takes part in no vote any more
@@ -189,7 +194,7 @@ class GenerationVote:
                 self._hear_launcher(message)
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + TICK_S
-                self._do(self._succession.tick)
+                self._do(self._tick)
 
     def _hear_launcher(self, message: LauncherMessage) -> None:
         if message.kind == REFEREE_SAYS:
@@ -204,6 +209,20 @@ class GenerationVote:
                     return
                 self._left.pop(message.rank, None)
             self._do(lambda: self._succession.end(message.rank, vote))
+
+    def _tick(self) -> VoteOutcome:
+        """Count the time, unless a rank whose answer is missing computes.
+
+        It may hold Python's global lock in an extension, and then answers later.
+        """
+        awaited = self._succession.awaited
+        computes = self._computing.any_of(awaited)
+        if not awaited:
+            self._patience_s = COMPUTING_S
+        elif computes and self._patience_s > 0:
+            self._patience_s -= TICK_S
+            return VoteOutcome()
+        return self._succession.tick()
 
     def _begin(self) -> VoteOutcome:
         return self._with_left(self._succession.begin())

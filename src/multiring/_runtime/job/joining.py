@@ -140,7 +140,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
         _membership(identity, peer_infos, topology),
         (context, engine, watch),
         (pins, spin_s),
-        _siblings(peer_infos, identity.rank),
+        (_siblings(peer_infos, identity.rank), [int(peer_info["pid"]) for peer_info in peer_infos]),
     ), peer_infos[0]["timeline"]
 
 
@@ -264,7 +264,7 @@ def _world(
     membership: Membership,
     carriers: tuple[Context, MpiEngine | None, RailWatch | None],
     planned: tuple[Pins | None, float],
-    siblings: dict[int, int],
+    pids: tuple[dict[int, int], list[int]],  # of this rank's siblings, and of all ranks
 ) -> World:
     identity, settings, news = started
     context, engine, rail_watch = carriers
@@ -279,7 +279,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         stall_timeout_s=settings.stall_timeout_s,
-        rank_status=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s, siblings),
+        rank_status=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s, pids[0]),
         control=control,
         glossary=glossary,
         pins=planned[0],
@@ -294,7 +294,8 @@ def _world(
         control.start()
         if channel is not None:
             least = settings.min_ranks or 1
-            vote = GenerationVote(control, channel, membership.ids, services.generation, identity.job, least)
+            numbers = dict(zip(membership.ids, pids[1], strict=True))
+            vote = GenerationVote(control, channel, numbers, services.generation, identity.job, least)
             vote.start()
 
     return World(
