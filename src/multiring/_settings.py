@@ -67,6 +67,13 @@ class Settings:
         "set by multiring run --min-ranks",
         "the ranks go on without lost ones, as long as so many are left",
     )
+    intake: int | None = _setting(
+        "MULTIRING_INTAKE",
+        values.between(0, 1 << 31),
+        None,
+        "set by multiring run --max-ranks",
+        "the number of this process in a job that lets newcomers in; a newcomer's is not below MULTIRING_SIZE",
+    )
     engine: str = _setting(
         "MULTIRING_ENGINE",
         values.engine,
@@ -423,6 +430,11 @@ def roll_address(reports: str) -> str:
 def vote_address(reports: str) -> str:
     """Return the address of the abstract socket at which the launcher takes part in votes; see `roll_address`."""
     return f"\0{reports[1:]}-vote"
+
+
+def intake_address(reports: str) -> str:
+    """Return the address of the abstract socket at which the launcher lets newcomers in; see `roll_address`."""
+    return f"\0{reports[1:]}-intake"
 
 
 _Values = dict[str, Any]

@@ -280,6 +280,8 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--grace S",
         "--max-restarts N",
         "--min-ranks K",
+        "--max-ranks N",
+        "--reset-limit N",
         "--log-dir DIR",
         "--options FILE",
     ]

@@ -21,6 +21,7 @@ VALUES = {
     "MULTIRING_LAUNCHED_IN": ("PMI_RANK=0", "PMI_RANK=0", []),
     "MULTIRING_REPORTS": ("@multiring-1", "@multiring-1", []),
     "MULTIRING_MIN_RANKS": ("2", 2, ["0", "-1", "two"]),
+    "MULTIRING_INTAKE": ("2", 2, ["-1", "two"]),
     "MULTIRING_ENGINE": ("tcp", "tcp", ["TCP", "nccl", ""]),
     "MULTIRING_INTERFACE": ("eth0", "eth0", []),
     "MULTIRING_TOPOLOGY": ("topology.toml", "topology.toml", []),

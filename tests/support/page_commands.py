@@ -129,6 +129,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
         "its ranks go on after a loss; tests/wire/test_shrinking.py"
     ),
+    ("elastic.md", "multiring run -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
+        "its ranks are replaced after a loss; tests/wire/test_growing.py"
+    ),
     ("doctor.md", "multiring doctor -n 2"): Run("1 host, 2 ranks", "sh -c 'multiring doctor -n 2 || test $? = 1'"),
     **{
         ("doctor.md", command): Read("needs what a run has left; tests/pure/test_diagnosis_runs.py")

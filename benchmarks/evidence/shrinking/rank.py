@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 import multiring.adapters as ma
+from multiring._settings import Settings
 from multiring.adapters import elastic
 
 folder, steps, pause_s, kind = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+born = int(Settings.from_environment().intake or Settings.from_environment().rank or 0)
+(folder / f"pid-{born}.new").write_text(str(os.getpid()))
+(folder / f"pid-{born}.new").rename(folder / f"pid-{born}")
 ma.init()
-born = ma.rank()
 log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 samples = np.random.default_rng(0).standard_normal((4096, 20))
 wanted = samples @ np.arange(20.0)
@@ -83,8 +86,7 @@ def train(state: Any) -> None:
         time.sleep(pause_s)
 
 
-(folder / f"pid-{born}.new").write_text(str(os.getpid()))
-(folder / f"pid-{born}.new").rename(folder / f"pid-{born}")
+(folder / f"in-{born}").touch()
 train(state)
 (folder / f"end-{born}").write_text(json.dumps([state.sizes, weights_of(state)]))
 ma.shutdown()

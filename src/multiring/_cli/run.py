@@ -114,6 +114,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="go on without lost ranks, as long as K are left (docs/elastic.md)",
     )
+    parser.add_argument(
+        "--max-ranks",
+        type=_count,
+        metavar="N",
+        help="with --min-ranks: start newcomers in place of lost ranks, and until there are N ranks",
+    )
+    parser.add_argument(
+        "--reset-limit", type=int, metavar="N", help="with --max-ranks: replace N lost ranks at most (default 100)"
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options (docs/run.md)")
     theirs = [option for options in _ELSEWHERE.values() for option in options]
@@ -143,6 +152,8 @@ def run(arguments: argparse.Namespace) -> int:
         stdin_rank=asked.stdin,
         max_restarts=asked.max_restarts or 0,
         min_ranks=asked.min_ranks,
+        max_ranks=asked.max_ranks,
+        reset_limit=JobOptions().reset_limit if asked.reset_limit is None else asked.reset_limit,
     )
     command = program_of(asked.program)
     launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)

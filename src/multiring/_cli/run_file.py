@@ -62,6 +62,8 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         "grace": ("seconds", _number, "grace", float),
         "max-restarts": ("an integer >= 0", _count, "max_restarts", int),
         "min-ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "min_ranks", int),
+        "max-ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "max_ranks", int),
+        "reset-limit": ("an integer >= 0", _count, "reset_limit", int),
         "log-dir": ("the path of a folder", _text, "log_dir", Path),
         "command": ("a list of words", _words, "command", list),
     }

@@ -6,8 +6,8 @@ from typing import Any
 from multiring import _runtime as runtime
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
-from multiring._frontend.process_sets import close_sets, know_sets, open_sets, place_now, world_now
-from multiring._runtime.job.job import is_rank
+from multiring._frontend.process_sets import close_sets, know_sets, open_sets, place_now, promise_sets, world_now
+from multiring._runtime.job.job import is_rank, waits_outside
 from multiring._runtime.job.world import World
 from multiring._settings import Settings
 from multiring.errors import ArgumentError, MultiringError
@@ -56,7 +56,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             if by_mpi:
                 require_job_is_world(rank(), size())
             _require_all(comm)
-            open_sets(sets, is_dynamic=by_name or settings.dynamic_process_sets)
+            is_dynamic = by_name or settings.dynamic_process_sets
+            (promise_sets if waits_outside() else open_sets)(sets, is_dynamic=is_dynamic)
         except (MultiringError, RuntimeError):
             shutdown()
             raise

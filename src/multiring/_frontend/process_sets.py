@@ -1,6 +1,7 @@
 """Process sets as in Horovod, which select the ranks of an operation, and the Group behind each set."""
 
 import itertools
+import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -153,6 +154,7 @@ class _Sets:
         self.world = world
         self.own_rank = world.membership.rank
         self.is_dynamic = False
+        self.promised: tuple[ProcessSet, ...] = ()  # of a newcomer that is not let in yet
         self.members: dict[int, Members] = {0: Members(world.group)}
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.membership.size))}
         self.objects: dict[int, list[ProcessSet]] = {0: [global_process_set]}
@@ -200,10 +202,9 @@ class _Sets:
     def make_again(self, objects: list[ProcessSet], number: int) -> None:
         """Make the set of a former generation, with the number that it had."""
         ranks = tuple(objects[0].ranks or ())
-        group = self._agreed(f"add_process_set.{number}", ranks)
         self.ranks[number], self.objects[number] = ranks, list(objects)
-        if group is not None:
-            self.members[number] = Members(group)
+        if self.own_rank in ranks:  # all ranks know the former sets, so they need not agree on these
+            self.members[number] = Members(self.world.group.subgroup_named(ranks, f"process set {number}"))
         for each in objects:
             each.process_set_id = number
 
@@ -343,6 +344,39 @@ def keep_sets_of_processes(
                 each.invalidate()
         if left:
             sets.make_again(objects, number)
+
+
+def promise_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
+    """Remember the process sets of a newcomer's program, until the ranks let it in."""
+    sets = _sets_now()
+    sets.promised, sets.is_dynamic = tuple(process_sets), is_dynamic
+
+
+def promised_sets() -> tuple[tuple[ProcessSet, ...], bool]:
+    """Return the arguments of `promise_sets`."""
+    sets = _sets_now()
+    return sets.promised, sets.is_dynamic
+
+
+def adopt_sets(promised: Sequence[ProcessSet], told: str, former: Sequence[int | None], *, is_dynamic: bool) -> None:
+    """Know the process sets of the ranks that let this newcomer in. The call is local.
+
+    Args:
+        promised: the sets of the program. They become the sets that the ranks made of theirs.
+        told: the processes of each set, by its number, as JSON.
+        former: the number that each rank's process had there; None for a newcomer.
+        is_dynamic: whether sets can be added later.
+    """
+    own, ids = dict(enumerate(promised, 1)), _sets_now().world.membership.ids
+    known = {int(number): moved(ones, former, ids) for number, ones in json.loads(told or "{}").items()}
+    kept = {number: [own.get(number, ProcessSet(()))] for number in known}
+    keep_sets_of_processes(kept, known, is_dynamic=is_dynamic)
+
+
+def moved(processes: Iterable[int], former: Sequence[int | None], ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers `ids` of processes that had the numbers `former`, without processes that are lost."""
+    now = dict(zip(former, ids, strict=True))
+    return tuple(now[each] for each in processes if each in now)
 
 
 def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:

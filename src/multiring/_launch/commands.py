@@ -104,6 +104,6 @@ def environment_of_process(environment: Mapping[str, str], threads: int, **setti
     """
     kept = without_torchrun_nodes(without_position(environment))
     made = {"PYTHONUNBUFFERED": "1", **kept, **thread_variables(environment, threads)}
-    for name in environment_of(secret_file="", rank_process="", reports="", min_ranks=""):
+    for name in environment_of(secret_file="", rank_process="", reports="", min_ranks="", intake=""):
         made.pop(name, None)  # they belong to an outer job; this job passes its own secret in MULTIRING_SECRET
     return made | environment_of(launched_in=places_told(environment), **settings)

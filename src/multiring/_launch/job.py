@@ -68,9 +68,12 @@ class JobOptions:
         ssh_words: more options for ssh, if it starts the ranks.
         max_restarts: how often to start all ranks again after a failure.
         min_ranks: the ranks go on without lost ones, as long as so many are left; None ends the job at the first loss.
+        max_ranks: with `min_ranks`: newcomers replace lost ranks, and more are started until there are so many ranks.
+        reset_limit: how many lost ranks are replaced.
 
     Raises:
-        ArgumentError: `grace_s` is not between 0 and one day, `max_restarts` is negative, or `min_ranks` is below 1.
+        ArgumentError: `grace_s` is not between 0 and one day, `max_restarts` or `reset_limit` is negative, `min_ranks`
+            is below 1, or `max_ranks` is set without `min_ranks` or below it.
     """
 
     log_dir: Path | None = None
@@ -84,6 +87,8 @@ class JobOptions:
     ssh_words: tuple[str, ...] = ()
     max_restarts: int = 0
     min_ranks: int | None = None
+    max_ranks: int | None = None
+    reset_limit: int = 100
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # the comparison also rejects NaN
@@ -92,6 +97,11 @@ class JobOptions:
             raise ArgumentError(f"{self.max_restarts} restarts: want 0 or more")
         if self.min_ranks is not None and self.min_ranks < 1:
             raise ArgumentError(f"at least {self.min_ranks} ranks: want 1 or more")
+
+        if self.max_ranks is not None and self.max_ranks < (self.min_ranks or self.max_ranks + 1):
+            raise ArgumentError(f"--max-ranks {self.max_ranks}: want --min-ranks, too, and not more than that")
+        if self.reset_limit < 0:
+            raise ArgumentError(f"--reset-limit {self.reset_limit}: want 0 or more")
 
     def refuse_min_ranks(self, how: str) -> None:
         """Raise ArgumentError if `min_ranks` is set; `how` says what starts the ranks."""

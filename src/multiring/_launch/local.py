@@ -9,6 +9,7 @@ from typing import Protocol
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
 from multiring._launch.cpu_limit import cpu_limit
+from multiring._launch.growing_job import GrowingJob
 from multiring._launch.job import JobOptions
 from multiring._launch.local_job import LocalJob
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
@@ -58,6 +59,8 @@ def refuse_min_ranks(options: JobOptions, ranks: int, environment: Mapping[str, 
         return
     if least > ranks:
         raise ArgumentError(f"--min-ranks {least} of {ranks} ranks: want at most {ranks}")
+    if options.max_ranks is not None and options.max_ranks < ranks:
+        raise ArgumentError(f"--max-ranks {options.max_ranks} of {ranks} ranks: want at least {ranks}")
     settings = Settings.from_environment(environment, horovod=options.horovod)
     if options.timeline is not None or settings.timeline is not None:
         raise ArgumentError("--min-ranks: a timeline of a job that goes on without lost ranks cannot be recorded yet")
@@ -143,7 +146,8 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
     said = shares_told(ranks, len(cores), threads, environment)
     if options.min_ranks is None:
         return LocalJob(job, starts, options, rendezvous, said)
-    return ShrinkingJob(job, starts, options, rendezvous, said, secret.encode())
+    kind = ShrinkingJob if options.max_ranks is None else GrowingJob
+    return kind(job, starts, options, rendezvous, said, secret.encode())
 
 
 def job_name(outer: str | None, token: str) -> str:

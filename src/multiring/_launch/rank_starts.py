@@ -93,6 +93,7 @@ def rank_starts(
                 job=place.job,
                 **({} if options.timeline is None else {"timeline": options.timeline}),
                 **({} if options.min_ranks is None else {"min_ranks": options.min_ranks}),
+                **({} if options.max_ranks is None else {"intake": rank}),
             )
             | torch_environment(place, local, options.variables)
             | (horovod_environment(environment, positions[rank]) if options.horovod else {}),

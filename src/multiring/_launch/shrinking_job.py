@@ -10,6 +10,7 @@ from multiring._launch.job import JobOptions
 from multiring._launch.job_process import JobProcess, Start, text_of
 from multiring._launch.local_job import LocalJob
 from multiring._launch.vote_point import VotePoint
+from multiring._settings import vote_address
 
 TOO_FEW_CODE = 75  # sysexits.h: EX_TEMPFAIL, the failure is temporary, and another attempt may succeed
 
@@ -35,7 +36,7 @@ class ShrinkingJob(LocalJob):
         super().__init__(name, starts, options, reports, said)
         self._least = options.min_ranks or 1
         self._end_s = options.grace_s  # how long too few ranks may take to save their state and end
-        self._place = reports, secret, name, len(starts)
+        self._place = vote_address(reports), secret, name, [start.name for start in starts]
         self._lost: list[JobProcess] = []  # the ranks without which the others went on
         self._errors: dict[tuple[int, bytes], JobProcess] = {}  # exit code and last line -> the rank
 
@@ -95,7 +96,7 @@ class ShrinkingJob(LocalJob):
         self._lost.append(member)
         if not self._votes.has_killed(rank) or member.code != -signal.SIGKILL:
             self._tell_failure(member)
-        left = [each for each in self._running() if not self._votes.has_left(self._rank_of(each))]
+        left = self._survivors()
         if any(map(self._has_done, self._members)):
             self._say(f"the others have gone on without {member.name}, and ranks have come to the end")
             return
@@ -104,6 +105,9 @@ class ShrinkingJob(LocalJob):
             return
         who = f"{text_of(left)} {'is' if len(left) == 1 else 'are'}" if left else "no rank is"
         self._end_within_grace(f"{who} left, fewer than --min-ranks {self._least}")
+
+    def _survivors(self) -> list[JobProcess]:
+        return [each for each in self._running() if not self._has_done(each)]
 
     def _end_within_grace(self, why: str) -> None:
         self._code = TOO_FEW_CODE

@@ -1,22 +1,26 @@
 """elastic.run: make a training function resume after a failure."""
 
 import functools
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multiring._frontend.elastic.state import run_fn
+from multiring._frontend.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, State, run_fn
 from multiring._frontend.errors import OperationError
 from multiring._frontend.lifecycle import init, is_initialized, shutdown
 from multiring._frontend.process_sets import (
+    adopt_sets,
     close_sets,
     keep_sets,
     keep_sets_of_processes,
+    moved,
+    promised_sets,
     sets_to_keep,
     sets_to_keep_by_process,
     world_now,
 )
 from multiring._frontend.requests.failures import noted_error
-from multiring._runtime.job.job import may_go_on, succeed
+from multiring._runtime.job.job import come_in, let_in, lets_in, may_go_on, newcomers, succeed, waits_outside
 from multiring.errors import MultiringError
 
 if TYPE_CHECKING:
@@ -33,20 +37,38 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     again, each rank restores its last commit, and `func` is called again. If the hosts changed (HostsUpdatedInterrupt),
     the same happens, but nothing is rolled back.
 
+    A newcomer (`multiring run --max-ranks`) is alone in its job until it calls the returned function, which waits until
+    the ranks let it in.
+
     Raises:
         CollectiveError: the returned function raises it after ten failures in a row without a commit.
         RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
     """
-    return run_fn(_in_our_words(func), Rejoining().join_again, (OperationError,))
+    rejoining = Rejoining()
+    resuming = run_fn(_in_our_words(func, rejoining), rejoining.join_again, (OperationError,))
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *arguments: Any, **keywords: Any) -> Result:
+        if waits_outside():
+            rejoining.come_in()
+            state.on_reset()
+        return resuming(state, *arguments, **keywords)
+
+    return wrapper
 
 
-def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
+def _in_our_words(func: Callable[..., Result], rejoining: "Rejoining") -> Callable[..., Result]:
     """Return `func`, changed to raise multiring's error if that error caused a framework's error."""
 
     @functools.wraps(func)
-    def wrapper(*arguments: Any, **keywords: Any) -> Result:
+    def wrapper(state: Any, *arguments: Any, **keywords: Any) -> Result:
+        if isinstance(state, State):
+            state.watch_hosts(_hosts_added)
         try:
-            return func(*arguments, **keywords)
+            return func(state, *arguments, **keywords)
+        except HostsUpdatedInterrupt:
+            rejoining.is_at_commit = True
+            raise
         except MultiringError:
             raise
         except Exception as error:
@@ -58,19 +80,28 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
     return wrapper
 
 
+def _hosts_added() -> HostUpdateResult:
+    return HostUpdateResult.added if newcomers() else HostUpdateResult.no_update
+
+
 class Rejoining:
     """Has this rank leave the job and join it again, with the same process sets.
 
-    In a job that goes on without lost ranks, it goes on with those that are left instead.
+    In a job that goes on without lost ranks, it goes on with those that are left instead, or lets newcomers in.
     """
 
     def __init__(self) -> None:
+        self.is_at_commit = False  # whether all ranks are, and none has failed as far as this one knows
         self._sets: tuple[Any, Any, bool] | None = None  # to make, if a rank was lost while they were made
         self._unfinished: tuple[Any, bool] | None = None  # the sets, if a rank was lost while the ranks joined
         self._world: World | None = None  # the job that was joined then, with none or a part of them
 
     def join_again(self) -> None:
         """Leave the job and join it again, or go on with the ranks that are left."""
+        is_at_commit, self.is_at_commit = self.is_at_commit, False
+        if is_at_commit and lets_in():
+            self._let_in()
+            return
         if may_go_on():
             self._go_on()
             return
@@ -84,11 +115,31 @@ class Rejoining:
         keep_sets(kept)
         self._unfinished = self._world = None
 
+    def come_in(self) -> None:
+        """Wait until the ranks let this newcomer in."""
+        promised, is_dynamic = promised_sets()
+        close_sets()
+        place = come_in()
+        adopt_sets(promised, place.told, place.former, is_dynamic=is_dynamic)
+
+    def _let_in(self) -> None:
+        """Let newcomers in. They get the numbers and ranks of the process sets, in which they are not."""
+        kept, processes, is_dynamic = self._sets = self._sets or sets_to_keep_by_process()
+        close_sets()
+        former, ids = let_in(json.dumps(processes)), world_now().membership.ids
+        processes = {number: moved(ones, former, ids) for number, ones in processes.items()}
+        self._sets = kept, processes, is_dynamic
+        self._keep_sets()
+
     def _go_on(self) -> None:
-        if self._sets is None:
-            self._sets = sets_to_keep_by_process()
+        self._sets = self._sets or sets_to_keep_by_process()
         close_sets()
         succeed()
+        self._keep_sets()
+
+    def _keep_sets(self) -> None:
+        if self._sets is None:
+            return
         kept, processes, is_dynamic = self._sets
         keep_sets_of_processes(kept, processes, is_dynamic=is_dynamic)
         self._sets = None

@@ -9,6 +9,7 @@ import copy
 import functools
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntFlag
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ class State:
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._host_changes: Callable[[], HostUpdateResult] | None = None
         self._commits = 0
         self._sync_root = 0
 
@@ -83,6 +85,10 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def watch_hosts(self, changes: Callable[[], HostUpdateResult]) -> None:
+        """Have `check_host_updates` ask `changes` how the hosts have changed."""
+        self._host_changes = changes
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Record that the hosts changed. Any thread may call it.
@@ -117,6 +123,9 @@ class State:
             newest = max(newest, timestamp)
             if timestamp > self._last_updated_timestamp:
                 changes |= HostUpdateResult(change)
+        if self._host_changes is not None and (change := self._host_changes()):
+            newest = max(newest + 1e-6, time.time())
+            changes |= change
         heard = (self._last_updated_timestamp, newest, int(changes))
         told = [self._bcast_object(heard)] if self._gather_object is None else self._gather_object(heard)
         before = max(each[0] for each in told)

@@ -2,11 +2,11 @@
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from multiring._exchanges import Publication
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, RendezvousError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +19,8 @@ class Identity:
     - `source` names the launcher.
     - `told` lists the variables that gave these values, for error messages.
     - `listener` is set on rank 0 if multiring chose the address: the socket that is already bound to it.
+    - `votes` is the address at which the launcher takes part in votes, if it is not the one of the job's start.
+    - `is_withdrawn` says, while the ranks meet, whether they will not meet any more, because one of them was lost.
     - `publication` is set on rank 0 if it still tells the address to the other ranks; who joins the job closes it.
     """
 
@@ -33,11 +35,18 @@ class Identity:
     told: str = field(default="", compare=False)
     listener: socket.socket | None = field(default=None, repr=False, compare=False)
     publication: Publication | None = field(default=None, repr=False, compare=False)
+    votes: str | None = field(default=None, repr=False, compare=False)
+    is_withdrawn: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_number(self.source, "rank", self.rank, self.size)
         if self.local_rank is not None and self.local_size is not None:
             _check_number(self.source, "local rank", self.local_rank, self.local_size)
+
+    def refuse_withdrawn(self) -> None:
+        """Raise RendezvousError if the ranks will not meet any more."""
+        if self.is_withdrawn is not None and self.is_withdrawn():
+            raise RendezvousError("a process was lost while the ranks met: they meet again without it")
 
     def stop_telling(self) -> None:
         """Close the publication, if there is one. A further call does nothing."""

@@ -178,6 +178,7 @@ class Client:
 
         Either means an error.
         """
+        self._identity.refuse_withdrawn()
         if self._talk is None:
             return False
         spoken = select.poll()  # poll() accepts descriptors of any number, unlike select()
@@ -198,6 +199,7 @@ class Client:
         pause_s = _FIRST_PAUSE_S
         self._waiting = WaitingLines()
         while True:
+            self._identity.refuse_withdrawn()
             try:
                 return self._introduce(self._dial())
             except (OSError, _AttemptError) as error:
@@ -213,6 +215,7 @@ class Client:
 
         Once this rank has joined, rank 0 logs the missing ranks instead.
         """
+        self._identity.refuse_withdrawn()
         if self._talk is None:
             self._waiting.say(lambda: self._not_found_text("yet", "connected, but no answer came"))
 

@@ -43,6 +43,7 @@ _YOUNG_S = 0.5  # a pending handshake is not replaced before this age
 _FULL_PAUSE_S = 0.005
 _LINGER_S = 1.0  # after a failure, rank 0 waits this long for further ranks, so that they get the error too
 _LATE_S = 1.0  # ranks whose time-outs have passed arrive at about the same time
+_LOOK_S = 0.5  # the longest time between two looks whether the ranks still meet
 _FLUSH_S = 1.0  # the time limit for sending the last messages
 _ADDRESS_TAKEN_S = 2.0  # the previous rank 0 may hold the address for a moment after its end
 _RECEIVE_BYTES = 16384
@@ -94,14 +95,14 @@ class Server:
             if time.monotonic() >= self._deadline:
                 self._trouble = self._missing_text()
                 self._end_in_trouble(linger_s=0.0)
-            self._serve(min(self._deadline, waiting.next_at))
+            self._identity.refuse_withdrawn()
+            self._serve(min(self._deadline, waiting.next_at, time.monotonic() + _LOOK_S))
         if self._trouble is not None:
             self._end_in_trouble(linger_s=_LINGER_S)
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
         self._peer_infos = {}
         # From here on, rank 0 only writes: a rank with all peer infos may already connect for the next `init`.
-        slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
-        if slow:
+        if slow := tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S)):
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self.limit.timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
         peer_infos: list[Message] = decode(payload)["peer_infos"]
@@ -114,6 +115,7 @@ class Server:
 
     def disturbed(self) -> bool:
         """Handle the messages that came since the last round; return whether the job has failed."""
+        self._identity.refuse_withdrawn()
         self._serve(time.monotonic())
         return self._trouble is not None
 

@@ -25,9 +25,8 @@ import select
 import socket
 from typing import NamedTuple
 
-from multiring._settings import vote_address
-
 HELLO, WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, ENDED, LEFT, REFEREE_SAYS = "HWAKVGBFELR"
+_NO_RANK = frozenset("WAKVGBFRCYJNPDSXO")  # kinds without a rank, with those of intake_channel
 UNKNOWN = b"?"  # in place of a vote that nobody has
 MOST_BYTES = 1 << 20  # of a line
 _PATIENCE_S = 10.0  # for the launcher, which reads at once
@@ -57,7 +56,7 @@ def message_in(text: bytes) -> LauncherMessage:
     if word in {HELLO, ENDED, LEFT}:
         number, _, rest = rest.partition(b" ")
         return LauncherMessage(word, int(number), rest)
-    if len(word) == 1 and word in {WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, REFEREE_SAYS}:
+    if len(word) == 1 and word in _NO_RANK:
         return LauncherMessage(word, -1, rest)
     raise ValueError(f"{text[:100]!r} is no message between a rank and its launcher")
 
@@ -84,7 +83,7 @@ class LauncherChannel:
     """A rank's end of the channel.
 
     Args:
-        reports: the value of MULTIRING_REPORTS.
+        address: the address of the launcher's socket.
         rank: this process's number.
         proof: see `proof_of`.
 
@@ -92,13 +91,13 @@ class LauncherChannel:
         OSError: the launcher does not answer.
     """
 
-    def __init__(self, reports: str, rank: int, proof: str) -> None:
+    def __init__(self, address: str, rank: int, proof: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cutter = MessageCutter()
         self.first_messages: list[LauncherMessage] = []  # came before the constructor had ended
         try:
             self._socket.settimeout(_PATIENCE_S)
-            self._socket.connect(vote_address(reports))
+            self._socket.connect(address)
             self.send(f"{HELLO} {rank} {proof}".encode())
             self._await_watch()
             self.send(ALIVE.encode())

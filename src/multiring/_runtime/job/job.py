@@ -10,19 +10,24 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rank_process import RankPosition
 from multiring._runtime.engines.mpi_library import end_despite_mpi
+from multiring._runtime.failures.formation_place import FormationPlace
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.posting import ranks_in_words
+from multiring._runtime.job.forming import alone, intake_of, is_newcomer, join_formation
 from multiring._runtime.job.joining import join_job
 from multiring._runtime.job.membership import Membership
 from multiring._runtime.job.rank_or_worker import JoinAttempt, Worker, WorkerGroup, refuse_other_systems, worker_here
 from multiring._runtime.job.world import World
 from multiring._settings import JobNews, Settings, withhold_secret
 from multiring.errors import PeerLostError, StateError
+
+if TYPE_CHECKING:
+    from multiring._runtime.failures.intake_channel import IntakeChannel
 
 # Operations in flight get this long at exit. An operation that reports a wrong argument to other ranks needs this time.
 _EXIT_GRACE_S = 2.0
@@ -34,6 +39,8 @@ class _Current:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.world: World | None = None
+        self.intake: IntakeChannel | None = None  # set in a job that lets newcomers in
+        self.is_outside = False  # whether this process is a newcomer, and is not let in yet
         self.worker: Worker | None = None  # set by `init` in a multiprocessing worker
         self.others: list[World] = []  # the Worlds that `enter` has joined without is_current
         self.exit_handler_set = False
@@ -289,6 +296,83 @@ def succeed() -> World:
     return move_on(members.following(number, left))
 
 
+def lets_in() -> bool:
+    """Return whether this process is in a job that lets newcomers in."""
+    return is_rank() and _current.intake is not None
+
+
+def waits_outside() -> bool:
+    """Return whether this process is a newcomer that the ranks have not let in yet: it is alone in its job."""
+    return is_rank() and _current.is_outside
+
+
+def newcomers() -> int:
+    """Return how many newcomers wait. Every rank calls it after each commit."""
+    if not lets_in() or _current.intake is None:
+        return 0
+    _current.intake.note_commit(current().membership.number)
+    return _current.intake.newcomers
+
+
+def let_in(told: str) -> tuple[int | None, ...]:
+    """Let the newcomers in that wait, and continue the job with them.
+
+    Every rank that is left makes the call, at the same commit. All connections and all shared memory are made anew.
+    New ranks follow the others.
+
+    Args:
+        told: a line of text for the newcomers; the same on all ranks.
+
+    Returns:
+        By new rank, the process's number in the native core until now; None for a newcomer. If the launcher has let
+        nobody in, because a rank was lost meanwhile, or has not come, the ranks continue as by `succeed`; then the
+        numbers that the processes keep.
+
+    Raises:
+        StateError: the job lets nobody in, or the launcher does not answer; or as for `succeed`.
+    """
+    world, intake = current(), _current.intake
+    if intake is None:
+        raise StateError("this job lets no newcomers in: start it by `multiring run --min-ranks K --max-ranks N`")
+    place = intake.come(world.membership.number, told)
+    if place is None:
+        return succeed().membership.ids if may_go_on() else world.membership.ids
+    return _move_to(place).former
+
+
+def come_in() -> FormationPlace:
+    """Wait until the ranks let this newcomer in, and continue in their job.
+
+    Raises:
+        StateError: this process does not wait outside, or the launcher does not answer.
+    """
+    intake = _current.intake
+    if intake is None or not waits_outside():
+        raise StateError("this process is no newcomer that waits")
+    place = _move_to(intake.place())
+    _current.is_outside = False
+    return place
+
+
+def _move_to(place: FormationPlace) -> FormationPlace:
+    """Leave the present job, and find the others of a formation; return the place in it."""
+    with _current.lock:
+        world, intake = current(), _current.intake
+        if intake is None:
+            raise StateError("this job lets no newcomers in")
+        world.close(0.0, announce=True)
+        _current.world, _current.was_left = None, True
+        try:
+            world, place = join_formation(world.settings, intake, place)
+        except BaseException:
+            end_despite_mpi()
+            raise
+        _current.world = world
+        JoinAttempt(world.settings).note(world.place)
+    _current.tell()
+    return place
+
+
 def note_progress() -> None:
     """Report to the launcher, once, that the ranks have made progress.
 
@@ -339,7 +423,7 @@ def _entered(settings: Settings, identity: Identity | None) -> World:
     """
     withhold_secret()
     try:
-        world = join_job(settings, identity)
+        world = join_job(settings, identity) if identity is not None else _joined(settings)
     except BaseException:
         end_despite_mpi()
         raise
@@ -347,6 +431,13 @@ def _entered(settings: Settings, identity: Identity | None) -> World:
         atexit.register(_leave_at_exit)
         _current.exit_handler_set = True
     return world
+
+
+def _joined(settings: Settings) -> World:
+    """Join the job of the launcher's variables. A newcomer is alone until the ranks let it in."""
+    intake = _current.intake = _current.intake or intake_of(settings)
+    _current.is_outside = intake is not None and is_newcomer(settings)
+    return join_job(settings, alone(settings) if _current.is_outside else None)
 
 
 def _leave_at_exit() -> None:

@@ -36,7 +36,7 @@ from multiring._runtime.rails.select import RailEndpoint, RailWatch, agreed_rail
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._runtime.tracing.event_log import EventLog
 from multiring._runtime.tracing.timeline import Timelines
-from multiring._settings import TIMELINE_LATER, JobNews, Settings, foreign_environment
+from multiring._settings import TIMELINE_LATER, JobNews, Settings, foreign_environment, vote_address
 from multiring._topology import Topology, grid_of, neighbours
 from multiring.errors import ArgumentError, LaunchError, RendezvousError
 from multiring.planner import Pins
@@ -322,7 +322,7 @@ def _launcher_channel(identity: Identity, settings: Settings) -> LauncherChannel
         return None
     try:
         proof = proof_of(identity.secret, identity.job, identity.rank)
-        return LauncherChannel(settings.reports, identity.rank, proof)
+        return LauncherChannel(identity.votes or vote_address(settings.reports), identity.rank, proof)
     except (OSError, ValueError) as error:
         # The launcher refuses a process that joins a second time. It ends the job when this rank fails, as without
         # --min-ranks.
