@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.timelines import timeline_text
 
 from multiring._cli import main
 from multiring._diagnosis.findings import FindingKind
@@ -46,7 +47,7 @@ def timeline(
                 at[rank] += took
         now = max(at.values()) + wire_ms * MS
         for rank in range(ranks):
-            add(rank, 2, "all_reduce", "operation", at[rank], now, operation=step)
+            add(rank, 2, "all_reduce", "operation", at[rank], now, operation=step, bytes=1 << 20)
             add(rank, 2, "agree", "agree", at[rank], max(at.values()))
             add(rank, 2, "wire", "wire", max(at.values()), now)
             add(rank, 1, "wait", "wait", at[rank], now)
@@ -85,8 +86,7 @@ def test_lost_rails_and_missing_ranks_are_named() -> None:
 
 
 def write(path: Path, events: list[dict[str, Any]], writer: str = "multiring 1.0") -> Path:
-    metadata = {"written_by": writer, "ranks": {str(rank): {} for rank in range(3)}}
-    text = json.dumps({"traceEvents": events, "metadata": metadata}).encode()
+    text = timeline_text(events, hosts=["a", "a", "b"], writer=writer).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
@@ -106,14 +106,14 @@ def test_the_command_reads_a_timeline(name: str, tmp_path: Path, capsys: pytest.
 
 def test_other_timelines_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write(tmp_path / "other.json", timeline(2, 0, "forward", 0.0), writer="torch.profiler")
-    with pytest.raises(ArgumentError, match=r"written by 'torch\.profiler'"):
+    with pytest.raises(ArgumentError, match=r"field metadata.written_by: 'torch\.profiler' wrote it"):
         read_timeline(other)
     lone = write(tmp_path / "lone.json", timeline(1, 0, "forward", 0.0))
     with pytest.raises(ArgumentError, match="no collective of several ranks"):
         read_timeline(lone)
     for text in ("", "[]", '{"traceEvents": []}', "not json", "\x1f\x8b"):
         (tmp_path / "bad.json").write_text(text, encoding="latin-1")
-        with pytest.raises(ArgumentError, match="is not a timeline of multiring"):
+        with pytest.raises(ArgumentError, match="want a file of `multiring run --timeline`"):
             read_timeline(tmp_path / "bad.json")
     assert main(["doctor", "--timeline", str(tmp_path / "absent")]) == 2
     assert "could not look: " in capsys.readouterr().err

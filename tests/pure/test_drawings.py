@@ -1,12 +1,12 @@
 """Drawings of plans and timelines."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from tests.support.timelines import timeline_text
 
 from multiring._cli import main
 
@@ -40,7 +40,6 @@ def events() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for rank in range(2):
         found += [
-            {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}, here"}},
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": 1, "args": {"name": "program"}},
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": 2, "args": {"name": "ranks 0-1"}},
         ]
@@ -49,8 +48,10 @@ def events() -> list[dict[str, Any]]:
             spans = [("forward Net", 1, 0, 400), ("backward", 1, 400, 500), ("optimizer SGD", 1, 900, 90)]
             spans += [("all_reduce", 2, 500, 350), ("wire", 2, 550, 300), ("reduce", 2, 700, 100)]
             found += [
-                {"ph": "X", "name": name, "pid": rank, "tid": row, "ts": at + start, "dur": float(length)}
+                {"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": row, "ts": at + start, "dur": float(length)}
+                | ({"args": {"operation": step, "bytes": 4096}} if kind == "operation" else {})
                 for name, row, start, length in spans
+                for kind in ("operation" if name == "all_reduce" else name.split()[0],)
             ]
     return found
 
@@ -58,7 +59,7 @@ def events() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
 def test_the_last_steps_of_a_timeline_are_drawn(tmp_path: Path, ending: str) -> None:
     path, figure = tmp_path / f"trace.{ending}", tmp_path / "trace.svg"
-    text = json.dumps({"traceEvents": events()}).encode()
+    text = timeline_text(events(), hosts=["a", "a"]).encode()
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     assert main(["trace", "draw", str(path), str(figure)]) == 0
     titles = [each.text for each in drawn(figure).iter(f"{SVG}title")]
@@ -71,7 +72,7 @@ def test_the_last_steps_of_a_timeline_are_drawn(tmp_path: Path, ending: str) -> 
 
 def test_what_is_no_timeline_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, figure = tmp_path / "trace.json", tmp_path / "trace.svg"
-    path.write_text(json.dumps({"traceEvents": events()}))
+    path.write_text(timeline_text(events(), hosts=["a", "a"]))
     assert main(["trace", "draw", str(path), str(figure), "--steps", "4"]) == 2
     assert "has 4 steps of an optimizer on rank 0; want more than 4" in capsys.readouterr().err
     path.write_text("{}")

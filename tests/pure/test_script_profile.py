@@ -136,16 +136,17 @@ def test_the_command_predicts_from_a_profile(tmp_path: Path, capsys: pytest.Capt
         ('"backward": 0.05', '"backward": 0', "line 18, field seconds.backward: 0: want a number above 0"),
         ('"threads": 2', '"threads": 2, "speed": 1', "field speed: unknown: want script, form, model"),
         ('"model": "Net",', "", "the file lacks model"),
-        ('"bytes": 6291456', '"bytes": "6 MiB"', "line 25, field gradients[1].bytes: '6 MiB': want a whole number"),
+        ('"bytes": 6291456', '"bytes": "6 MiB"', 'line 25, field gradients[1].bytes: "6 MiB": want a whole number'),
         (
             '"ready_s": 0.045',
             '"ready_s": 0.03',
             "line 26, field gradients[2].ready_s: 0.03 is before the gradient above",
         ),
-        ('"ready_s": 0.045', '"ready_s": NaN', "field gradients[2].ready_s: nan: want a number, 0 or more"),
+        ('"ready_s": 0.045', '"ready_s": NaN', "line 26: NaN: want a finite number"),
+        ('"samples": 32', '"samples": 32, "samples": 64', "line 7: the field 'samples' is there twice"),
         ('"multiring_profile": 1', '"multiring_profile": 9', "line 2, field multiring_profile: want 1"),
         ('"multiring_profile": 1', '"profile": 1', 'not a profile: no field "multiring_profile"'),
-        ('"samples": 32', '"samples": 32,,', "not a profile: Expecting property name"),
+        ('"samples": 32', '"samples": 32,,', "line 7: Expecting property name"),
     ],
 )
 def test_a_wrong_file_is_refused(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pure.test_script_profile import PROFILE
+from tests.support.timelines import timeline_text
 
 from multiring._cli import main
 from multiring._diagnosis.recorded_steps import RecordedBucket, RecordedSteps, steps_of
@@ -91,9 +92,7 @@ def test_a_perfect_prediction_has_no_error_and_input_scores_nothing() -> None:
 def test_the_command_prints_the_grade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, run = tmp_path / "profile.json", tmp_path / "run.json"
     profile.write_text(PROFILE.as_text())
-    ranks = {"0": {"host": "a"}, "1": {"host": "b"}}
-    whole = {"traceEvents": timeline(), "metadata": {"written_by": "multiring 0.2", "ranks": ranks}}
-    run.write_text(json.dumps(whole))
+    run.write_text(timeline_text(timeline(), hosts=["a", "b"]))
     words = ["simulate", "--profile", str(profile), "--against", str(run)]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -113,7 +112,7 @@ def test_the_command_prints_the_grade(tmp_path: Path, capsys: pytest.CaptureFixt
     run.write_text('{"traceEvents": [], "otherData": {"version": "another program"}}')
     assert main(words) == 2
     assert "is not a timeline of multiring" in capsys.readouterr().err
-    ranks["1"]["is_missing"] = "it left no part here"
-    run.write_text(json.dumps(whole))
+    kept = [each for each in timeline() if each["pid"] == 0]
+    run.write_text(timeline_text(kept, hosts=["a", "b"], missing=[1]))
     assert main(words) == 2
     assert "lacks rank 1; want the timeline of all ranks" in capsys.readouterr().err

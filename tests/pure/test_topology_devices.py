@@ -165,7 +165,7 @@ def _host(text: str) -> str:
         (_host("3"), "devices of host 'a' = 3: want a table"),
         (_host("{}"), "devices of host 'a': kind = None: want a name"),
         (_host("{ kind = 'x', cores = 1 }"), "devices of host 'a': unknown key 'cores'; known are kind, kinds, count"),
-        (_host("{ kind = 'x', count = 0 }"), "count = 0: want a whole number, 1 or more"),
+        (_host("{ kind = 'x', count = 0 }"), "count = 0: want a whole number, 1 to 1024"),
         (_host("{ kind = 'x', count = true }"), "count = True: want a whole number"),
         (_host("{ kind = 'x', nvlinks = 1.5 }"), "nvlinks = 1.5: want a whole number"),
         (_host("{ kinds = [] }"), r"kinds = \[\]: want the name of each device's kind"),

@@ -1,5 +1,7 @@
-"""Simulated parts of timelines."""
+"""Simulated timelines, and their parts."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,3 +69,28 @@ def part_bytes(rank: int, *each: Any, **about: Any) -> bytes:
 
 
 __all__ = ["NAMES", "OPERATION", "ROW", "WAIT", "Span", "part", "part_bytes", "row", "rows", "who"]
+
+
+def timeline_text(
+    events: Sequence[dict[str, Any]],
+    *,
+    hosts: Sequence[str],
+    missing: Sequence[int] = (),
+    writer: str = "multiring 1.0",
+) -> str:
+    """Return the text of a timeline of ranks on these hosts, with one line for each event, as TraceFile writes it."""
+    own = {"wall_s": 1.5, "clock": "rank 0's", "is_complete": True, "dropped_events": 0}
+    reading = {"offset_us": -0.5, "error_us": 3.0, "at_us": 9.0}
+    ranks: dict[str, Any] = {}
+    names = []
+    for rank, host in enumerate(hosts):
+        if rank in missing:
+            ranks[str(rank)] = {"is_missing": "it left no part here"}
+            continue
+        ranks[str(rank)] = {"host": host, "pid": 100 + rank, **own, "readings": [reading]}
+        title = {"name": f"rank {rank}, {host}"}
+        names.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": title})
+        names.append({"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}})
+    lines = ",\n".join(map(json.dumps, [*names, *events]))
+    about = {"job": "a job", "size": len(hosts), "written_by": writer, "ranks": ranks}
+    return f'{{"traceEvents":[\n{lines}\n],"displayTimeUnit":"ms","metadata":{json.dumps(about)}}}\n'

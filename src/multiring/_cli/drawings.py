@@ -1,7 +1,5 @@
 """Draw plans and timelines as SVG figures, for pages and reports."""
 
-import gzip
-import json
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -13,6 +11,7 @@ from multiring._schedule import Kind
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
 from multiring.planner import Plan
+from multiring.trace import read_timeline_file
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 _SHADES = {"forward": "#7fb3e0", "backward": "#f2a65a", "optimizer": "#7cc47f", "wait": "#d9d9d9", "agree": "#e8e1f3"}
@@ -111,12 +110,14 @@ def timeline(path: Path, steps: int) -> str:
     Raises:
         ArgumentError: the file is not a timeline, or has too few steps.
     """
-    events = _events(path)
+    events = read_timeline_file(path).events
     slices = [each for each in events if each.get("ph") == "X" and each["name"] not in _WITHIN]
     ends = sorted(each["ts"] + each["dur"] for each in slices if each["pid"] == 0 and _kind(each) == "optimizer")
     if len(ends) <= steps:
         raise ArgumentError(f"{path} has {len(ends)} steps of an optimizer on rank 0; want more than {steps} to draw")
     start, end = ends[-steps - 1], ends[-1]
+    if start == end:
+        raise ArgumentError(f"{path}: the last {steps} steps take no time; want the timeline of a real run")
     shown = [each for each in slices if each["ts"] < end and each["ts"] + each["dur"] > start]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     ranks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -134,15 +135,6 @@ def timeline(path: Path, steps: int) -> str:
             body.append(_slice(_LEFT + left, y, max(right - left, 0.6), each))
         body += [_work(y, scale, start, end, e) for e in events if _is_work(e, row) and start < e["ts"] < end]
     return _svg(_LEFT + _WIDTH + 20, 50 + len(rows) * _ROW, body)
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        found: list[dict[str, Any]] = json.loads(raw)["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{path} is not a timeline: {error}; want a file of `multiring run --timeline`") from None
-    return found
 
 
 def _kind(event: dict[str, Any]) -> str:

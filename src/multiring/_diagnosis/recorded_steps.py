@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from multiring._diagnosis.slow_run import read_events
 from multiring.errors import ArgumentError
+from multiring.trace import read_timeline_file
 
 _WARM_UP = 3  # steps
 _LEAST = 3  # measured steps
@@ -68,15 +68,16 @@ def read_steps(path: Path) -> RecordedSteps:
     Raises:
         ArgumentError: the file is not a timeline of multiring, lacks a rank, or has too few steps.
     """
-    events, about = read_events(path)
-    missing = sorted(int(rank) for rank, each in about.items() if each.get("is_missing"))
-    if missing:
-        raise ArgumentError(f"{path} lacks rank {missing[0]}; want the timeline of all ranks")
+    file = read_timeline_file(path)
+    if file.missing:
+        raise ArgumentError(f"{path} lacks rank {min(file.missing)}; want the timeline of all ranks")
     hosts: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(map(int, about)):
-        hosts[str(about[str(rank)].get("host", ""))].append(rank)
+    for rank in sorted(file.ranks):
+        hosts[file.ranks[rank]["host"]].append(rank)
+    if sorted(file.ranks) != list(range(len(file.ranks))):
+        raise ArgumentError(f"{path} has ranks {sorted(file.ranks)}; want the timeline of all ranks")
     try:
-        return steps_of(events, tuple(map(tuple, hosts.values())))
+        return steps_of(file.events, tuple(map(tuple, hosts.values())))
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
 
@@ -104,6 +105,8 @@ def steps_of(events: Sequence[Mapping[str, Any]], hosts: tuple[tuple[int, ...], 
                 parts[name].append(step[name])
         if number == min(ranks):
             buckets = [step["buckets"] for step in found]
+    if not median(parts["step"]):
+        raise ArgumentError("the steps take no time: want the timeline of a real run")
     usual = sorted(buckets, key=len)[(len(buckets) - 1) // 2]
     sizes = [size for _, _, size in usual]
     alike = [each for each in buckets if [size for _, _, size in each] == sizes]

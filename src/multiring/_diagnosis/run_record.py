@@ -1,6 +1,5 @@
 """Find what was wrong with a training from the folder of its run, as `multiring.training` writes it."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,9 +8,11 @@ from statistics import median
 from typing import Any
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding
+from multiring._strict_json import WrongFieldError, count_at, field_at, number_at, strict_json, table_at, text_at
 from multiring.errors import ArgumentError
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
+_EXPOSED_MS, _TRAINING_S, _STEPS = "exposed communication, ms a step", "seconds of training", "steps"
 _WAITED = 0.2  # of the time of training: waiting for data for longer than this is a finding
 _EXPOSED = 0.25  # of a step
 _SLOWER = 1.5  # times the steps of the first third
@@ -32,22 +33,55 @@ def record_findings(folder: Path) -> list[HealthFinding]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if record["kind"] == "step":
-                records.append({name: float(record[name]) for name in ("step", "wall_s", "loss", "waited")})
-        except (ValueError, KeyError, TypeError) as error:
+            records += _steps_of(line)
+        except ArgumentError as error:
             if number == len(lines):
                 break  # the run writes this line now, or was killed while it did
-            raise ArgumentError(f"{path}, line {number}: {error!r}; want a record of multiring.training") from None
+            raise ArgumentError(f"{path}, line {number}: {error}; want a record of multiring.training") from None
     result: dict[str, Any] = {}
     if (folder / RESULT).exists():
         try:
-            result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            result = _result_of((folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ArgumentError) as error:
             raise ArgumentError(f"{folder / RESULT}: {error}; want the result of a run") from None
     if not records:
         raise ArgumentError(f"{path} has no record of a step; want the folder of a run that has trained")
     return findings_of_records(records, result)
+
+
+def _steps_of(line: str) -> list[dict[str, float]]:
+    """Return the record of a step in a line; an empty list if it is one of something else."""
+    try:
+        record = table_at(strict_json(line, with_nan=True), ())
+        if text_at(record, "kind", ()) != "step":
+            return []
+        loss = _loss_of(record)
+        return [{"loss": loss, **{name: number_at(record, name, ()) for name in ("step", "wall_s", "waited")}}]
+    except WrongFieldError as error:
+        raise ArgumentError(f"field {'.'.join(map(str, error.path)) or 'of a record'}: {error.words}") from None
+
+
+def _loss_of(record: Mapping[str, Any]) -> float:
+    """Return the loss, which may be infinite or NaN: that is what a finding is about."""
+    loss = field_at(record, "loss", ())
+    if type(loss) not in (int, float):
+        raise WrongFieldError(("loss",), f"{loss!r}: want a number")
+    return float(loss)
+
+
+def _result_of(text: str) -> dict[str, Any]:
+    """Return the result in `text`, whose fields that a finding uses are numbers."""
+    try:
+        result = dict(table_at(strict_json(text, with_nan=True), ()))
+        step = table_at(result.get("step", {}), ("step",))
+        for name in (_EXPOSED_MS, _TRAINING_S):
+            if name in step:
+                number_at(step, name, ("step",))
+        if _STEPS in step:
+            count_at(step, _STEPS, ("step",))
+    except WrongFieldError as error:
+        raise error.in_text(text) from None
+    return result
 
 
 def findings_of_records(records: Sequence[Mapping[str, float]], result: Mapping[str, Any]) -> list[HealthFinding]:
@@ -80,8 +114,8 @@ def findings_of_records(records: Sequence[Mapping[str, float]], result: Mapping[
         )
     found += _slowed(records)
     step = result.get("step", {})
-    exposed_s = float(step.get("exposed communication, ms a step", 0.0)) * 1e-3
-    step_s = float(step.get("seconds of training", 0.0)) / max(1, int(step.get("steps", 1)))
+    exposed_s = float(step.get(_EXPOSED_MS, 0.0)) * 1e-3
+    step_s = float(step.get(_TRAINING_S, 0.0)) / max(1, int(step.get(_STEPS, 1)))
     if step_s > 0 and exposed_s > _EXPOSED * step_s:
         found.append(
             HealthFinding(

@@ -5,8 +5,6 @@ that of the rank before it, as far as another rank waited then. The rank that co
 is the one in which it spent more time than the median of the other ranks.
 """
 
-import gzip
-import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -18,6 +16,7 @@ from typing import Any
 
 from multiring._diagnosis.findings import FindingKind, HealthFinding
 from multiring.errors import ArgumentError
+from multiring.trace import read_timeline_file
 
 _WORTH_TELLING = 0.05  # of the run: a straggler that cost less is not named
 _MOST_OF_IT = 0.5  # of what all late ranks cost: below this share, no rank is the straggler
@@ -55,35 +54,15 @@ class RecordedTimes:
         return max(each.end for each in self.ranks.values()) - min(each.start for each in self.ranks.values())
 
 
-def read_events(path: Path) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
-    """Return the events of the timeline at `path`, and what it says of each rank, by the rank as text.
-
-    Raises:
-        ArgumentError: the file is not a timeline of multiring.
-    """
-    try:
-        raw = path.read_bytes()
-        found = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        writer = found["metadata"]["written_by"]
-        events, ranks = found["traceEvents"], found["metadata"]["ranks"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise ArgumentError(
-            f"{path} is not a timeline of multiring: {error!r}; want a file of `multiring run --timeline`"
-        ) from None
-    if not str(writer).startswith("multiring"):
-        raise ArgumentError(f"{path} was written by {writer!r}; want a file of `multiring run --timeline`")
-    return events, ranks
-
-
 def read_timeline(path: Path) -> RecordedTimes:
     """Return what the timeline at `path` says.
 
     Raises:
-        ArgumentError: the file is not a timeline of multiring, or has no collective of several ranks.
+        ArgumentError: the file is not a timeline of multiring, is damaged, or has no collective of several ranks.
     """
-    events, ranks = read_events(path)
-    times = times_of(events, [int(rank) for rank, about in ranks.items() if about.get("is_missing")])
-    if not times.starts:
+    file = read_timeline_file(path)
+    times = times_of(file.events, file.missing)
+    if not times.starts or not times.length:
         raise ArgumentError(f"{path} has no collective of several ranks; want the timeline of a job's whole run")
     return times
 

@@ -236,7 +236,7 @@ def _model(table: _Table) -> list[Layer]:
 
 
 def _is_layer(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(x, int) and x > 0 for x in value)
+    return isinstance(value, list) and len(value) == 2 and all(type(x) is int and x > 0 for x in value)
 
 
 def _cluster(table: _Table) -> Preset:

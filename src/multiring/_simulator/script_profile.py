@@ -4,13 +4,21 @@ The file is JSON; docs/profile.md describes its fields.
 """
 
 import json
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from multiring._strict_json import (
+    Path,
+    WrongFieldError,
+    count_at,
+    number_at,
+    rows_at,
+    strict_json,
+    table_at,
+    text_at,
+)
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Compute, GradientExchange, Overheads, Profile, Unit
 
@@ -93,68 +101,56 @@ def script_profile_of(text: str) -> ScriptProfile:
         ArgumentError: the text is not a profile. The error names the line and the field.
     """
     try:
-        table = json.loads(text)
-    except ValueError as error:
+        table = strict_json(text)
+    except ArgumentError as error:
         raise ArgumentError(f"not a profile: {error}; want a file of `multiring profile`") from None
     if not isinstance(table, dict) or _VERSION not in table:
         raise ArgumentError(f'not a profile: no field "{_VERSION}"; want a file of `multiring profile`')
-    reading = _Reading(text)
-    if table.pop(_VERSION) != FORMAT:
-        raise reading.error(_VERSION, f"want {FORMAT}: write the profile anew with this version's `multiring profile`")
-    reading.require_table(table, ScriptProfile, "")
-    reading.require_table(table["seconds"], PartSeconds, "seconds")
+    try:
+        return _checked(table)
+    except WrongFieldError as error:
+        raise error.in_text(text) from None
+
+
+def _checked(table: dict[str, Any]) -> ScriptProfile:
+    version = table.pop(_VERSION)
+    if type(version) is not int or version != FORMAT:
+        words = f"want {FORMAT}: write the profile anew with this version's `multiring profile`"
+        raise WrongFieldError((_VERSION,), words)
+    _require_table(table, ScriptProfile, ())
+    _require_table(table["seconds"], PartSeconds, ("seconds",))
     for name in ("step", "forward", "backward"):
         if not table["seconds"][name]:
-            raise reading.error(f"seconds.{name}", "0: want a number above 0")
-    rows = table["gradients"]
-    if not isinstance(rows, list) or not rows:
-        raise reading.error("gradients", "want a list with at least one gradient")
+            raise WrongFieldError(("seconds", name), "0: want a number above 0")
+    rows = rows_at(table["gradients"], ("gradients",))
+    if not rows:
+        raise WrongFieldError(("gradients",), "want a list with at least one gradient")
     for number, row in enumerate(rows):
-        reading.require_table(row, ReadyGradient, f"gradients[{number}]")
+        _require_table(row, ReadyGradient, ("gradients", number))
         if number and row["ready_s"] < rows[number - 1]["ready_s"]:
             words = f"{row['ready_s']:g} is before the gradient above: want the order in which they become ready"
-            raise reading.error(f"gradients[{number}].ready_s", words)
+            raise WrongFieldError(("gradients", number, "ready_s"), words)
     gradients = tuple(ReadyGradient(**row) for row in rows)
     return ScriptProfile(**{**table, "seconds": PartSeconds(**table["seconds"]), "gradients": gradients})
 
 
-class _Reading:
-    """Checks fields, and finds the lines of those that are wrong."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def error(self, path: str, words: str) -> ArgumentError:
-        return ArgumentError(f"line {self._line(path)}, field {path}: {words}")
-
-    def _line(self, path: str) -> int:
-        *_, name = path.rpartition(".")
-        number = re.search(r"\[(\d+)\]", path)
-        begin = max(self._text.find('"gradients"'), 0) if number or path == "gradients" else 0
-        skipped = int(number.group(1)) if number else 0
-        places = [each.start() for each in re.finditer(rf'"{re.escape(name)}"\s*:', self._text[begin:])]
-        at = begin + (places[min(skipped, len(places) - 1)] if places else 0)
-        return self._text.count("\n", 0, at) + 1
-
-    def require_table(self, table: Any, kind: type, path: str) -> None:
-        """Raise ArgumentError unless `table` has the fields of `kind`, a dataclass: texts, and numbers from 0."""
-        types = {each.name: each.type for each in fields(kind)}
-        wanted = ", ".join(types)
-        if not isinstance(table, Mapping):
-            raise self.error(path, f"{table!r}: want an object with {wanted}")
-        for name, value in table.items():
-            where = f"{path}.{name}" if path else name
-            if name not in types:
-                raise self.error(where, f"unknown: want {wanted}")
-            if types[name] is str and not isinstance(value, str):
-                raise self.error(where, f"{value!r}: want text")
-            if types[name] is int and (type(value) is not int or value < 1):
-                raise self.error(where, f"{value!r}: want a whole number, 1 or more")
-            if types[name] is float and not (type(value) in (int, float) and 0 <= value < math.inf):
-                raise self.error(where, f"{value!r}: want a number, 0 or more")
-        missing = [name for name in types if name not in table]
-        if missing:
-            raise self.error(path or _VERSION, f"{path or 'the file'} lacks {', '.join(missing)}")
+def _require_table(value: Any, kind: type, path: Path) -> None:
+    """Raise WrongFieldError unless `value` has the fields of `kind`, a dataclass: texts, and numbers from 0."""
+    table = table_at(value, path)
+    types = {each.name: each.type for each in fields(kind)}
+    for name in table:
+        if name not in types:
+            raise WrongFieldError((*path, name), f"unknown: want {', '.join(types)}")
+    missing = [name for name in types if name not in table]
+    if missing:
+        raise WrongFieldError(path, f"{path[0] if path else 'the file'} lacks {', '.join(missing)}")
+    for name, wanted in types.items():
+        if wanted is str:
+            text_at(table, name, path)
+        elif wanted is int:
+            count_at(table, name, path, 1)
+        elif wanted is float:
+            number_at(table, name, path)
 
 
 def step_profile_of(

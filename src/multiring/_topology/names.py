@@ -29,6 +29,8 @@ def names_of(pattern: str) -> list[str]:
         first, last = (each[1], each[2] or each[1]) if each else ("1", "0")
         if found is None or int(last) < int(first) or int(last) - int(first) >= _MOST:
             raise ArgumentError(f"{pattern!r} names no hosts: want a name, or a pattern like node[01-16,20]")
+        if len(names) + int(last) - int(first) >= _MOST:
+            raise ArgumentError(f"{pattern!r} names more than {_MOST} hosts: want fewer")
         names += [f"{found[1]}{number:0{len(first)}d}{found[3]}" for number in range(int(first), int(last) + 1)]
     return names
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from multiring._topology.devices import LINK_NAMES, DeviceCosts, DeviceIsland, DeviceLink, HostDevices
+from multiring._topology.lines import WrongConstantError
 from multiring._topology.model import SHM, TCP, Link, OwnRails, Rack, Topology
 from multiring._topology.names import names_of, patterns_of
 from multiring.errors import ArgumentError
@@ -42,6 +43,9 @@ _COSTS: Mapping[str, tuple[str, int, int]] = {
 }
 _NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_MOST_RANKS = 1 << 20
+_MOST = 2.0**63  # of a constant
+_MOST_DEVICES = 1024  # of a host
 _DIGITS = 4  # further digits would be noise: measurements vary by more than 1 in 10 000
 
 
@@ -59,7 +63,10 @@ def topology_of(text: str) -> Topology:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"the topology is not valid TOML: {error}") from None
-    return topology_of_table(table)
+    try:
+        return topology_of_table(table)
+    except WrongConstantError as error:
+        raise error.in_text(text) from None
 
 
 def topology_of_table(table: Mapping[str, Any]) -> Topology:
@@ -71,7 +78,9 @@ def topology_of_table(table: Mapping[str, Any]) -> Topology:
     _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns", "devices"), "the topology")
     takes_turns = table.get("takes_turns", False)
     if not isinstance(takes_turns, bool):
-        raise ArgumentError(f"the topology: takes_turns = {takes_turns!r}: want true or false")
+        raise WrongConstantError(
+            f"the topology: takes_turns = {takes_turns!r}: want true or false", "takes_turns", takes_turns
+        )
     rails = [_table(each, "[[rails]]") for each in _list(table, "rails")]
     interfaces = tuple(_name(rail, "interface", "[[rails]]") for rail in rails)
     if len(set(interfaces)) < len(interfaces):
@@ -111,7 +120,7 @@ def _hosts(
                 rails = tuple(differing.get(rail, link) for rail, link in zip(interfaces, links, strict=True))
                 own.append(OwnRails(host=len(names), rails=rails))
             names.append(name)
-            places.append(entry.get("rack"))
+            places.append(_name(entry, "rack", f"host {pattern!r}") if "rack" in entry else None)
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise ArgumentError(f"host {twice[0]!r} is listed twice: want every host in one [[hosts]] entry")
@@ -124,8 +133,12 @@ def _slots(entries: list[Any]) -> list[int]:
     for entry in entries:
         count = entry.get("slots", 1)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want its number of ranks, 1 or more")
-        found += [count] * len(list(names_of(entry["name"])))
+            words = f"host {entry['name']!r}: slots = {count!r}: want its number of ranks, 1 or more"
+            raise WrongConstantError(words, "slots", count)
+        found += [count] * len(names_of(entry["name"]))
+        if sum(found) > _MOST_RANKS:
+            words = f"host {entry['name']!r}: slots = {count!r}: want at most {_MOST_RANKS} ranks on all hosts"
+            raise WrongConstantError(words, "slots", count)
     return found
 
 
@@ -148,10 +161,12 @@ def _devices_of(table: Mapping[str, Any], what: str) -> HostDevices:
     _refuse_others(table, ("kind", "kinds", "count", "link", "nvlinks", "islands"), what)
     if "kinds" in table:
         if "kind" in table or "count" in table:
-            raise ArgumentError(f"{what}: kinds beside kind or count: want kinds = [...], or kind and count")
+            raise WrongConstantError(
+                f"{what}: kinds beside kind or count: want kinds = [...], or kind and count", "kinds"
+            )
         kinds = table["kinds"]
         if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) and kind for kind in kinds):
-            raise ArgumentError(f"{what}: kinds = {kinds!r}: want the name of each device's kind")
+            raise WrongConstantError(f"{what}: kinds = {kinds!r}: want the name of each device's kind", "kinds", kinds)
     else:
         kinds = [_name(table, "kind", what)] * _whole(table, "count", what)
     islands = [_island(_table(each, f"{what}: islands"), what, len(kinds)) for each in _list(table, "islands")]
@@ -173,22 +188,26 @@ def _island(table: Mapping[str, Any], what: str, count: int) -> DeviceIsland:
         or any(isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < count for each in devices)
         or len(set(devices)) < len(devices)
     ):
-        raise ArgumentError(
-            f"{what}: an island of devices = {devices!r}: want two or more numbers from 0 to {count - 1}, each once"
+        raise WrongConstantError(
+            f"{what}: an island of devices = {devices!r}: want two or more numbers from 0 to {count - 1}, each once",
+            "devices",
+            devices,
         )
     return DeviceIsland(devices=tuple(devices), link=_device_link(table.get("link"), what))
 
 
 def _device_link(value: Any, what: str) -> DeviceLink:
     if not isinstance(value, str) or value not in LINK_NAMES:
-        raise ArgumentError(f"{what}: link = {value!r}: want one of {', '.join(map(json.dumps, LINK_NAMES))}")
+        words = f"{what}: link = {value!r}: want one of {', '.join(map(json.dumps, LINK_NAMES))}"
+        raise WrongConstantError(words, "link", value)
     return LINK_NAMES[value]
 
 
 def _whole(table: Mapping[str, Any], key: str, what: str) -> int:
     value = table.get(key, 1)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"{what}: {key} = {value!r}: want a whole number, 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_DEVICES:
+        words = f"{what}: {key} = {value!r}: want a whole number, 1 to {_MOST_DEVICES}"
+        raise WrongConstantError(words, key, value)
     return value
 
 
@@ -206,18 +225,22 @@ def _racks(
         name = _name(entry, "name", "[[racks]]")
         _refuse_others(entry, ("name", "uplinks"), f"rack {name!r}")
         if name in uplinks:
-            raise ArgumentError(f"rack {name!r} is listed twice: want every rack in one [[racks]] entry")
+            raise WrongConstantError(
+                f"rack {name!r} is listed twice: want every rack in one [[racks]] entry", "name", name
+            )
         found = _links(entry.get("uplinks", {}), interfaces, f"uplinks of rack {name!r}", [_NO_LIMIT] * len(interfaces))
         uplinks[name] = tuple(found.get(rail) for rail in interfaces) if found else ()
     for host, rack in zip(names, places, strict=True):
         if rack not in uplinks and (rack is not None or uplinks):
             has = "is in no rack" if rack is None else f"is in rack {rack!r}, which is not defined"
             known = ", ".join(uplinks) or "none"
-            raise ArgumentError(f"host {host!r} {has}: want the rack of every host, or of none; [[racks]] are {known}")
+            words = f"host {host!r} {has}: want the rack of every host, or of none; [[racks]] are {known}"
+            raise WrongConstantError(words, *(("name", host) if rack is None else ("rack", rack)))
     standing = {name: tuple(at for at, place in enumerate(places) if place == name) for name in uplinks}
     empty = [name for name, hosts in standing.items() if not hosts]
     if empty:
-        raise ArgumentError(f"rack {empty[0]!r} has no host: give [[hosts]] entries rack = {json.dumps(empty[0])}")
+        words = f"rack {empty[0]!r} has no host: give [[hosts]] entries rack = {json.dumps(empty[0])}"
+        raise WrongConstantError(words, "name", empty[0])
     return tuple(Rack(hosts=standing[name], uplinks=links, name=name) for name, links in uplinks.items())
 
 
@@ -226,7 +249,8 @@ def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterab
     table = _table(table, what)
     strange = sorted(set(table) - set(interfaces))
     if strange:
-        raise ArgumentError(f"{what}: unknown link {strange[0]!r}; the [[rails]] are {', '.join(interfaces) or 'none'}")
+        words = f"{what}: unknown link {strange[0]!r}; the [[rails]] are {', '.join(interfaces) or 'none'}"
+        raise WrongConstantError(words, strange[0])
     usual = dict(zip(interfaces, otherwise))  # noqa: B905 -- without [[rails]] `otherwise` is longer
     return {rail: _link(_table(each, what), usual[rail], f"{what}: {rail}") for rail, each in table.items()}
 
@@ -244,8 +268,9 @@ def _numbers(table: Mapping[str, Any], constants: Mapping[str, tuple[str, int, i
         if value is None:
             continue
         least = 0 if key.endswith("_us") else math.ulp(0.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-            raise ArgumentError(f"{what}: {key} = {value!r}: want a number {'>= 0' if least == 0 else '> 0'}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < _MOST:
+            words = f"{what}: {key} = {value!r}: want a number {'>= 0' if least == 0 else '> 0'}"
+            raise WrongConstantError(words, key, value)
         changes[name] = value * times / by
     return changes
 
@@ -253,7 +278,7 @@ def _numbers(table: Mapping[str, Any], constants: Mapping[str, tuple[str, int, i
 def _refuse_others(table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
     strange = sorted(set(table) - set(known))
     if strange:
-        raise ArgumentError(f"{what}: unknown key {strange[0]!r}; known are {', '.join(known)}")
+        raise WrongConstantError(f"{what}: unknown key {strange[0]!r}; known are {', '.join(known)}", strange[0])
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
@@ -265,14 +290,14 @@ def _table(value: Any, what: str) -> dict[str, Any]:
 def _list(table: Mapping[str, Any], key: str) -> list[Any]:
     value = table.get(key, [])
     if not isinstance(value, list):
-        raise ArgumentError(f"{key} = {value!r}: want [[{key}]] entries")
+        raise WrongConstantError(f"{key} = {value!r}: want [[{key}]] entries", key, value)
     return value
 
 
 def _name(table: Mapping[str, Any], key: str, what: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value:
-        raise ArgumentError(f"{what}: {key} = {value!r}: want a name")
+        raise WrongConstantError(f"{what}: {key} = {value!r}: want a name", key, value)
     return value
 
 

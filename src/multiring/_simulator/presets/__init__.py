@@ -72,9 +72,7 @@ def preset_of_table(table: Mapping[str, Any], name: str) -> Preset:
     """Return the same as `preset_of`, from the tables of its text."""
     table = dict(table)
     about, sources = table.pop("about", {}), table.pop("sources", {})
-    strange = sorted(set(about) - set(_ABOUT))
-    if strange or not {"title", "accelerator"} <= set(about):
-        raise ArgumentError(f"preset {name!r}: [about] has {', '.join(about) or 'no keys'}: want {', '.join(_ABOUT)}")
+    _check_about(about, sources, name)
     numbers = set(_numbers({"about": about, **table}))
     for path in sorted(numbers ^ set(sources)):
         lacks = "has no source" if path in numbers else "has a source, but is no number of the file"
@@ -90,6 +88,27 @@ def preset_of_table(table: Mapping[str, Any], name: str) -> Preset:
         usd_per_host_hour=about.get("usd_per_host_hour"),
         priced=about.get("priced", ""),
     )
+
+
+def _check_about(about: Any, sources: Any, name: str) -> None:
+    """Raise ArgumentError unless both are tables with what a preset needs."""
+    for group, values in (("about", about), ("sources", sources)):
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"preset {name!r}: {group} = {values!r}: want a table [{group}]")
+    for path, words in sources.items():
+        if not isinstance(words, str) or not words.strip():
+            raise ArgumentError(f"preset {name!r}: sources: {path} = {words!r}: want a text that is not empty")
+    strange = sorted(set(about) - set(_ABOUT))
+    if strange or not {"title", "accelerator"} <= set(about):
+        raise ArgumentError(f"preset {name!r}: [about] has {', '.join(about) or 'no keys'}: want {', '.join(_ABOUT)}")
+    for key in ("title", "accelerator", "priced"):
+        if not isinstance(about.get(key, ""), str):
+            raise ArgumentError(f"preset {name!r}: about: {key} = {about[key]!r}: want text")
+    usd: Any = about.get("usd_per_host_hour")
+    if usd is not None and (isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 < usd < math.inf):
+        raise ArgumentError(f"preset {name!r}: about: usd_per_host_hour = {usd!r}: want a number > 0")
+    if (usd is None) != ("priced" not in about):
+        raise ArgumentError(f"preset {name!r}: about: want usd_per_host_hour with priced, the date of the price")
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[str]:
