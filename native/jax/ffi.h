@@ -42,6 +42,13 @@ struct ErrorCreateArgs {
 
 struct Error;
 
+struct ErrorTextArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Error* error;
+  const char* message;  // written by XLA; valid as long as the error
+};
+
 struct StreamGetArgs {
   size_t struct_size;
   Extension* extension_start;
@@ -55,7 +62,7 @@ struct FfiApi {
   Version api_version;
   const void* internal_api;
   Error* (*XLA_FFI_Error_Create)(ErrorCreateArgs*);
-  const void* XLA_FFI_Error_GetMessage;
+  void (*XLA_FFI_Error_GetMessage)(ErrorTextArgs*);
   const void* XLA_FFI_Error_Destroy;
   const void* XLA_FFI_Handler_Register;
   Error* (*XLA_FFI_Stream_Get)(StreamGetArgs*);

@@ -4,6 +4,7 @@
 // in the order of the compiled program. The handler waits for its requests; it blocks no Python thread. Arrays on a CUDA
 // device are copied to the host before the requests, and the results back after them, on the stream of the program.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -111,7 +112,7 @@ void decline(MultiringEntry& to, const CallText& call, Part& part, const std::st
     told.wire = why;
     if (operations > 1) told.name = numbered(call.name, at, operations);
     MultiringRequest request = told.request();
-    request.type = part.type;
+    request.type = std::max(part.type, 0);  // of an unsupported type, only this rank's error knows the number
     request.arrays = part.arrays.data();
     request.count = static_cast<int32_t>(arrays / operations);
     part.start(to, request);
@@ -129,6 +130,12 @@ Error* stream_of(const CallFrame* frame, void*& stream) {
   Error* error = frame->api->XLA_FFI_Stream_Get(&asked);
   stream = asked.stream;
   return error;
+}
+
+std::string text_of(const CallFrame* frame, Error* error) {
+  ErrorTextArgs asked{sizeof asked, nullptr, error, nullptr};
+  frame->api->XLA_FFI_Error_GetMessage(&asked);
+  return asked.message == nullptr ? "no reason given" : asked.message;
 }
 
 std::vector<Buffer> arrays_of(const Buffers& buffers) {
@@ -153,23 +160,29 @@ Error* execute(const CallFrame* frame, bool on_device) {
   // a token's value.
   std::vector<Buffer> inputs, results;  // of a program on a device: the host's copies
   std::optional<DeviceArrays> device;
-  std::string refusal;  // why this rank cannot take part
+  std::string refusal;          // why this rank cannot take part
+  int code = kInternal;         // of the refusal
+  Error* streamless = nullptr;  // XLA's error in place of a stream
   if (on_device) {
     inputs = arrays_of(frame->args);
     results = arrays_of(frame->rets);
     void* stream = nullptr;
-    if (Error* error = stream_of(frame, stream); error != nullptr) return error;
-    device.emplace(stream);
-    refusal = device->begin(inputs, results);
+    streamless = stream_of(frame, stream);
+    if (streamless == nullptr) {
+      device.emplace(stream);
+      refusal = device->begin(inputs, results);
+    } else {
+      refusal = "XLA has no stream for a collective: " + text_of(frame, streamless);
+    }
   }
   const auto count = static_cast<size_t>(frame->rets.size - 1);
   for (size_t i = 0; i < count; ++i) {
     const Buffer* input = on_device ? &inputs[i] : static_cast<const Buffer*>(frame->args.args[i]);
     const Buffer* result = on_device ? &results[i] : static_cast<const Buffer*>(frame->rets.args[i]);
     const int32_t type = element_type(input->dtype);
-    if (type < 0) {
-      return refused(frame, kUnimplemented,
-                     "multiring does not support arrays of XLA's type " + std::to_string(input->dtype));
+    if (type < 0 && refusal.empty()) {
+      refusal = "multiring does not support arrays of XLA's type " + std::to_string(input->dtype);
+      code = kUnimplemented;
     }
     size_t at = 0;
     while (at < parts.size() && parts[at].type != type) ++at;
@@ -200,7 +213,8 @@ Error* execute(const CallFrame* frame, bool on_device) {
     part.start(*to, request);
   }
   ending.wait();
-  if (!refusal.empty()) return refused(frame, kInternal, refusal);
+  if (streamless != nullptr) return streamless;
+  if (!refusal.empty()) return refused(frame, code, refusal);
   if (ending.error() == MULTIRING_OK) {
     const std::string why = device ? device->finish() : "";
     return why.empty() ? nullptr : refused(frame, kInternal, why);

@@ -18,7 +18,8 @@ from multiring.errors import ArgumentError
 
 FLOAT32, INT32 = 11, 4  # XLA's numbers of types
 EXECUTE = 3
-INTERNAL = 13
+INTERNAL, UNAVAILABLE, UNIMPLEMENTED = 13, 14, 12
+FLOAT4 = 32  # a type that multiring does not have
 
 
 class Buffer(ctypes.Structure):
@@ -66,6 +67,15 @@ class ErrorArgs(ctypes.Structure):
     )
 
 
+class ErrorTextArgs(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("message", ctypes.c_char_p),
+    )
+
+
 class StreamArgs(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -76,6 +86,7 @@ class StreamArgs(ctypes.Structure):
 
 
 MakeError = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ErrorArgs))
+GetText = ctypes.CFUNCTYPE(None, ctypes.POINTER(ErrorTextArgs))
 GetStream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(StreamArgs))
 
 
@@ -86,7 +97,8 @@ class Api(ctypes.Structure):
         ("version", ctypes.c_byte * 24),
         ("internal_api", ctypes.c_void_p),
         ("create_error", MakeError),
-        ("others", ctypes.c_void_p * 3),
+        ("get_text", GetText),
+        ("others", ctypes.c_void_p * 2),
         ("get_stream", GetStream),
     )
 
@@ -118,15 +130,25 @@ class Xla:
         self.stream = ctypes.c_void_p()
         assert self.c.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1) == 0
         self.errors: list[tuple[int, str]] = []
-        self._kept: list[Any] = [MakeError(self._make_error), GetStream(self._get_stream)]
-        self._api = Api(struct_size=ctypes.sizeof(Api), create_error=self._kept[0], get_stream=self._kept[1])
+        self.has_stream = True
+        self._kept: list[Any] = [MakeError(self._make_error), GetText(self._text), GetStream(self._get_stream)]
+        make, text, get = self._kept
+        self._api = Api(struct_size=ctypes.sizeof(Api), create_error=make, get_text=text, get_stream=get)
 
     def _make_error(self, made: Any) -> int:
         self.errors.append((made[0].errc, made[0].message.decode()))
-        return 1
+        return len(self.errors)
 
-    def _get_stream(self, asked: Any) -> None:
+    def _text(self, asked: Any) -> None:
+        self._kept.append(self.errors[asked[0].error - 1][1].encode())
+        asked[0].message = self._kept[-1]
+
+    def _get_stream(self, asked: Any) -> int | None:
+        if not self.has_stream:
+            self.errors.append((UNAVAILABLE, "the executor has been destroyed"))
+            return len(self.errors)
         asked[0].stream = self.stream.value
+        return None
 
     def memory(self, values: np.ndarray[Any, Any]) -> ctypes.c_void_p:
         """Return device memory that gets `values` late: after 10 ms of other work of the stream."""
@@ -256,6 +278,39 @@ def declines(here: Here) -> None:
 
 def test_a_rank_that_cannot_take_part_tells_the_others() -> None:
     report = report_of(declines, 2)
+    assert [each.error for each in report.outcomes] == [None, None], report.outcomes
+
+
+def refuses(here: Here) -> None:
+    """As above, of a rank that gets no stream, and of one whose array has a type that multiring does not have."""
+    load(devices=1)
+    lifecycle.init()
+    xla, ones = Xla(), np.ones(5, np.float32)
+
+    def buffers() -> tuple[list[Buffer], list[Buffer]]:
+        return [xla.buffer(xla.memory(ones), ones)], [xla.buffer(xla.memory(ones), ones)]
+
+    for kind, count in ((ALL_REDUCE, 1), (ALL_GATHER, 2)):
+        for code, reason in ((UNAVAILABLE, "the executor has been destroyed"), (UNIMPLEMENTED, "XLA's type 32")):
+            mixed = [buffers() for _ in range(count)]
+            xla.has_stream = here.rank == 0 or code != UNAVAILABLE
+            for one, _ in mixed:
+                one[0].dtype = FLOAT4 if here.rank == 1 and code == UNIMPLEMENTED else FLOAT32
+            text = call_text(kind, Average, 0, "", root=0, wire=None)
+            assert not xla.call(text, [one[0] for one, _ in mixed], [one[0] for _, one in mixed])
+            xla.has_stream = True
+            found, told = xla.errors[-1]
+            assert found == (code if here.rank == 1 else 9), told
+            assert reason in told
+            assert here.rank == 1 or "rank 1: " in told
+    target = xla.memory(ones)
+    text = call_text(ALL_REDUCE, Sum, 0, "", root=0, wire=None)
+    assert xla.call(text, buffers()[0], [xla.buffer(target, ones)]), xla.errors
+    np.testing.assert_array_equal(xla.values(target, ones), 2)
+
+
+def test_a_rank_that_is_refused_tells_the_others() -> None:
+    report = report_of(refuses, 2)
     assert [each.error for each in report.outcomes] == [None, None], report.outcomes
 
 

@@ -302,7 +302,8 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
         "Metadata": ("XLA_FFI_Metadata", ("api_version", "traits")),
         "MetadataExtension": ("XLA_FFI_Metadata_Extension", ("extension_base", "metadata")),
         "ErrorCreateArgs": ("XLA_FFI_Error_Create_Args", ("message", "errc")),
-        "FfiApi": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_Create", "XLA_FFI_Stream_Get")),
+        "FfiApi": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_GetMessage", "XLA_FFI_Stream_Get")),
+        "ErrorTextArgs": ("XLA_FFI_Error_GetMessage_Args", ("message", "error")),
         "StreamGetArgs": ("XLA_FFI_Stream_Get_Args", ("ctx", "stream")),
     }
     pairs = [

@@ -303,8 +303,14 @@ class _Rows:
         parts = [self._submit_part(request, part, name) for part, name in enumerate(names)]
 
         def finish(asking: Request) -> None:
-            for part in parts:
-                part(asking)
+            failure: Exception | None = None
+            for part in parts:  # the caller's memory and the names are in use until all have ended
+                try:
+                    part(asking)
+                except Exception as error:  # noqa: BLE001 -- raised below
+                    failure = failure or error
+            if failure is not None:
+                raise failure
 
         return finish
 
