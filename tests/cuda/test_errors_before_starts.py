@@ -103,6 +103,7 @@ def sweep(here: Here, failing: Failing, name: str, call: Call) -> None:
         others = [text for rank, (text, _) in enumerate(ends) if rank != 1 and text is not None]
         for text in others:
             assert "rank 1" in text, (name, after, error, ends)
+            assert "timed out" not in text, (name, after, error, ends)
             assert ends[1][0] is not None, (name, after, error, ends)
         told += bool(others)
     else:
@@ -179,6 +180,33 @@ def fail_in_the_backend(here: Here, place: str) -> None:
 
     for name, call in {"all_reduce": reduced, "all_gather_single": gathered}.items():
         sweep(here, failing, name, call)
+
+
+def fail_in_messages(here: Here, place: str) -> None:
+    failing = Failing()
+    join(here, stall_timeout_s=LATE_S)
+    device = join_torch(here, place, timeout_s=LATE_S)
+    own = torch.full((50,), 3.0, device=device)
+
+    def message(sender: int, source: int | None, tag: int = 0) -> Call:
+        def call() -> Tensor:
+            found = torch.zeros(50, device=device)
+            if here.rank == sender:
+                dist.send(own, 1 - sender, tag=tag)
+                return own
+            dist.recv(found, source, tag=tag)
+            return found
+
+        return call
+
+    sweep(here, failing, "recv", message(0, 0))
+    sweep(here, failing, "send", message(1, 1))
+    sweep(here, failing, "recv from any rank", message(0, None, tag=1))
+    sweep(here, failing, "send to a receive from any rank", message(1, None, tag=2))
+
+
+def test_messages_of_the_backend(tmp_path: Path) -> None:
+    run_cuda(fail_in_messages, str(tmp_path / "meeting"), deadline_s=100.0)
 
 
 def test_in_the_backend(tmp_path: Path) -> None:

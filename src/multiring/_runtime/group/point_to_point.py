@@ -13,12 +13,14 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from multiring._native import ControlMessage, ControlMessageKind
 from multiring._runtime.arrays import buffer_of
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.handles import Handle
+from multiring._runtime.group.posting import failure_text
 from multiring._runtime.group.receives import CompletedSend, PostedReceive
 from multiring._runtime.group.send_counts import SendCounts
 from multiring._runtime.group.starting import Array
@@ -86,19 +88,41 @@ class AnySourceMatching:
             tag: the tag of the message.
         """
         receive = PostedReceive(self, array, source, tag)
+        self._enter(receive, source)
+        return receive
+
+    def decline_send(self, error: Exception, to: int, tag: int = 0) -> None:
+        """Fail the message that a `send` would have sent, because of `error`, in its receiver's `recv`."""
+        with self._changed:
+            if to == self.rank:
+                self._own[tag].append((failure_text("send", error), b""))
+                self._match(tag)
+            else:
+                self._group.calls.decline_message("send", self.rank, to, tag, error)
+                self._send_counts.note_sent(to, tag)
+
+    def decline_recv(self, error: Exception, source: int | None = None, tag: int = 0) -> None:
+        """Fail the message that a `recv` would have received, because of `error`, in its sender's `send`."""
+        receive = PostedReceive(self, None, source, tag)
+        receive.refusal = error
+        with suppress(PeerLostError):
+            self._enter(receive, source)
+
+    def _enter(self, receive: PostedReceive, source: int | None) -> None:
+        """Post a receive, or let it wait for a match; raise its error if it has failed."""
+        tag = receive.tag
         with self._changed:
             if source is not None and source != self.rank and tag not in self._waiting:
                 self._post(receive, source)
                 if receive.error is not None:
                     raise receive.error
-                return receive
+                return
             self._waiting.setdefault(tag, deque()).append(receive)
             self._again_s = _FIRST_AGAIN_S
             self._match(tag)
             if not receive.is_matched:  # receive a message that is already here, even if its sender has left
                 self._refuse_gone(receive)
                 self._ask(tag)
-        return receive
 
     def await_match(self, receive: PostedReceive, timeout: float | None) -> None:
         """Return once `receive` is matched with a sender, or has failed.
@@ -207,6 +231,9 @@ class AnySourceMatching:
         try:
             if source == self.rank:
                 self._take(receive)
+            elif receive.refusal is not None:
+                self._group.calls.decline_message("recv", source, self.rank, receive.tag, receive.refusal)
+                self._send_counts.note_begun(source, receive.tag)
             else:
                 receive.posted = self._group.recv_async(receive.array, source, receive.tag)
                 self._send_counts.note_begun(source, receive.tag)
@@ -216,6 +243,8 @@ class AnySourceMatching:
 
     def _take(self, receive: PostedReceive) -> None:
         sent, data = self._own[receive.tag].popleft()
+        if receive.refusal is not None:
+            return
         buffer = buffer_of(receive.array, writes=True)
         if sent != _shown(buffer):
             text = f"{receive.title}: sent as {sent}, received as {_shown(buffer)}; the array is intact"

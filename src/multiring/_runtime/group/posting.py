@@ -243,6 +243,13 @@ class Calls:
         """
         self._tell(self.next("barrier", label), error)
 
+    def decline_message(self, name: str, sender: int, receiver: int, tag: int, error: Exception) -> None:
+        """Report `error` as this rank's part in the next message between two ranks, of which it is one.
+
+        `name` is "send" or "recv". The other rank then raises.
+        """
+        self._tell(self.message(name, sender, receiver, tag), error)
+
     @contextmanager
     def telling(self, call: Call) -> Iterator[None]:
         """Report a failure of the block to the other ranks of `call`.
@@ -262,7 +269,7 @@ class Calls:
             raise
 
     def _tell(self, call: Call, error: BaseException) -> None:
-        self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
+        self.post(call, failure_text(call.name, error), Work(), waits=False)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a new, uninitialized array in shared memory."""
@@ -437,6 +444,11 @@ class Calls:
         The key is the same on every rank.
         """
         return hashlib.blake2b(self._key + repr(("purpose", purpose)).encode(), digest_size=16).digest()
+
+
+def failure_text(name: str, error: BaseException) -> str:
+    """Return the title of an operation in which a rank cannot take part because of `error`."""
+    return f"{name} failed with {type(error).__name__}: {error}"
 
 
 def _may_repeat(request: Request) -> bool:

@@ -40,6 +40,7 @@ class PostedReceive(Waiter):
         self.tag = tag
         self.posted: Handle | None = None
         self.error: MultiringError | None = None
+        self.refusal: Exception | None = None  # why this rank declines the message once it is matched
         self.is_matched = False
         self._post = post
         self._began_s = time.monotonic()

@@ -21,6 +21,7 @@ from multiring.errors import MultiringError, StateError
 from multiring.torch.c10d.buffers import ElsewhereError
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import GroupState
+from multiring.torch.c10d.point_to_point import decline_message
 from multiring.torch.c10d.staged import StagedTensors, has_started, is_on_device
 from multiring.torch.device_staging import SERVED
 
@@ -150,7 +151,7 @@ def _backend(group: Any, kind: str, wanted: str) -> Any:
 
 
 def _decline(state: GroupState, name: str, arguments: Sequence[Any], refusal: Exception) -> None:
-    """Inform the other ranks that this rank has rejected a collective before its start, so that they raise an error.
+    """Inform the other ranks that this rank has rejected an operation before its start, so that they raise an error.
 
     Args:
         state: the process group.
@@ -158,7 +159,13 @@ def _decline(state: GroupState, name: str, arguments: Sequence[Any], refusal: Ex
         arguments: the arguments of the call.
         refusal: the error that this rank raises.
     """
-    if name in _BETWEEN_TWO or state.is_over:
+    if state.is_over:
+        return
+    if name in _BETWEEN_TWO:
+        # An argument that is refused may be no part of any message: perhaps the other rank refuses its own, too.
+        if not isinstance(refusal, RefusedError | TypeError):
+            with suppress(MultiringError):  # no other rank can be reached
+                decline_message(state, name, arguments, refusal)
         return
     # On ranks that accept a coalesced call, it starts one operation for each tensor.
     several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []

@@ -1,6 +1,6 @@
 """Messages between two ranks of a process group, in any order, with tags; a receive may accept any source."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,22 @@ def recv(state: GroupState, tensors: Any, source: int, tag: int = 0) -> Any:
 def recv_anysource(state: GroupState, tensors: Any, tag: int = 0) -> Any:
     """Receive a message from any rank, if no earlier receive matches the message; the Work reports the sender."""
     return _receive(state, "recv", tensors, None, tag)
+
+
+def decline_message(state: GroupState, name: str, arguments: Sequence[Any], error: Exception) -> None:
+    """Make the other rank of a message raise, because this rank could not prepare it.
+
+    Args:
+        state: the process group.
+        name: "send", "recv" or "recv_anysource".
+        arguments: the arguments of the call: the tensors; the other rank, if it is named; the tag, if it is given.
+        error: the error that this rank raises.
+    """
+    matching = state.part(AnySourceMatching)
+    if name == "send":
+        matching.decline_send(error, *arguments[1:3])
+    else:
+        matching.decline_recv(error, *((None, *arguments[1:2]) if name == "recv_anysource" else arguments[1:3]))
 
 
 def _receive(state: GroupState, what: str, tensors: Any, source: int | None, tag: int) -> Any:
