@@ -2,12 +2,16 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from benchmarks.evidence.vision.trainings import project
 from PIL import Image
 from tests.support.vision_models import make_run
 
+from multiring.vision import VisionProject
 from multiring.vision.exporting.runs import export_run
+from multiring.vision.fitting.train_command import train_model
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "build" / "evidence" / "vision"
@@ -32,6 +36,20 @@ def exported(size: int, width: int, blocks: int = 1) -> Path:
             export_run(project, run)
         (beside / "project").rename(folder)
         beside.rmdir()
+    return found
+
+
+def trained_and_exported(kind: str) -> Path:
+    """Return the model.onnx of a small model of a kind that was trained on generated pictures; make it if needed."""
+    found = FOLDER / "served-kinds" / kind / "runs" / kind / "model.onnx"
+    if not found.exists():
+        place = project(kind, folder=FOLDER / "served-kinds")
+        options: dict[str, Any] = {"width": 8, "blocks": 1, "head": 8, "size": 32, "epochs": 20, "batch": 8, "frames": 4}
+        run = train_model(place, kind=kind, noise=False, peak=False, **options)
+        if run is None:
+            raise RuntimeError(f"the training of {kind} was interrupted: start it again")
+        with VisionProject.open(place) as opened:
+            export_run(opened, run.name)
     return found
 
 

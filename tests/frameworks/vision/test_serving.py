@@ -16,19 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.support.model_servers import ClientLoad, RunningServer, running_server
 from tests.support.vision_models import draw_pictures
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-import multiring
 from multiring._cli import main
-from multiring.vision import read_picture
-from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.vision_model import load_model
-from multiring.vision.predicting.predicting import predict
-from multiring.vision.predicting.predictors import Predictor, answer_values
 
 pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
 
@@ -80,58 +74,6 @@ def test_tritons_client_is_served(server: RunningServer, exported: Path) -> None
     with pytest.raises(InferenceServerException, match="there is no model 'other': want one of first"):
         client.infer("other", [asked])
     client.close()
-
-
-def odd_pictures(folder: Path) -> list[Path]:
-    """Write pictures that are turned, transparent, grey, of a palette, CMYK and of 16 bits."""
-    folder.mkdir()
-    [source] = draw_pictures(folder / "source", 1, seed=9)
-    image = Image.open(source)
-    turned = Image.Exif()
-    turned[274] = 6
-    image.save(folder / "turned.jpg", exif=turned)
-    alpha = image.convert("RGBA")
-    alpha.putalpha(Image.linear_gradient("L").resize(image.size))
-    alpha.save(folder / "alpha.png")
-    image.quantize(16).save(folder / "palette.png")
-    image.convert("CMYK").save(folder / "cmyk.jpg")
-    image.convert("L").save(folder / "grey.png")
-    deep = np.asarray(image.convert("L")).astype(np.uint16) * 257
-    Image.fromarray(deep).save(folder / "deep.png")
-    image.convert("1").save(folder / "bits.png")
-    image.save(folder / "frames.gif", save_all=True, append_images=[image.rotate(180)])
-    return sorted(each for each in folder.iterdir() if each.is_file())
-
-
-def test_odd_pictures_mean_the_same_in_predict_and_serve(server: RunningServer, exported: Path, tmp_path: Path) -> None:
-    paths = odd_pictures(tmp_path / "odd")
-    model = load_model(exported)
-    group = multiring.init()
-    predict(group, Predictor.open(exported / "model.onnx"), paths, tmp_path / "out.jsonl")
-    multiring.shutdown()
-    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert len(records) == len(paths) == 8
-    sizes = set()
-    for path, record in zip(paths, records, strict=True):
-        pixels = read_picture(path).pixels
-        with torch.no_grad():
-            arrays = {name: each.numpy() for name, each in model(torch.from_numpy(pixels[None])).items()}
-        [answer] = predictions_of(model.description, arrays)
-        expected = answer_values(answer, pixels.shape[1], pixels.shape[0])
-        status, _, body = server.ask("POST", PICTURE, path.read_bytes())
-        assert status == 200
-        [served] = json.loads(body)["answers"]
-        status, _, body = server.ask("POST", INFER, json.dumps({"inputs": [tensor(pixels[None])]}).encode())
-        assert status == 200
-        sizes.add((record["width"], record["height"]))
-        np.testing.assert_allclose(json.loads(body)["outputs"][0]["data"], arrays["probabilities"][0], atol=1e-5)
-        for found in (record, served):
-            assert {name: found[name] for name in ("width", "height")} == {
-                name: expected[name] for name in ("width", "height")
-            }
-            assert [each["class"] for each in found["labels"]] == [each["class"] for each in expected["labels"]]
-            assert found["labels"][0]["score"] == pytest.approx(expected["labels"][0]["score"], abs=1e-5)
-    assert sizes == {(40, 30), (30, 40)}  # one was turned
 
 
 def form(*files: tuple[str, bytes], boundary: str = "b") -> bytes:

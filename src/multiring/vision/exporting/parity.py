@@ -36,7 +36,7 @@ class AnswerComparison:
             found: the exported model's answer.
         """
         self.pictures += 1
-        equal, compared = _equal_answers(expected, found)
+        equal, compared = equal_answers(expected, found)
         self._equal += equal
         self._compared += compared
         if equal < compared and not self._first:
@@ -80,7 +80,7 @@ def _told(answer: Prediction) -> str:
     return ", ".join(sorted({each.class_name for each in answer.labels})) or "nothing"
 
 
-def _equal_answers(expected: Prediction, found: Prediction) -> tuple[float, float]:
+def equal_answers(expected: Prediction, found: Prediction) -> tuple[float, float]:
     """Return how many of a picture's answers are equal, and of how many.
 
     They are pixels for masks, boxes for boxes, and one for a picture's classes or if nothing was found.
