@@ -65,7 +65,9 @@ def releases(_: int) -> Iterator[Claim]:
         told = {kind: _difference(release, models[kind], given[kind], expected[kind]) for kind in KINDS}
         yield Claim(
             text=f"onnxruntime {release} answers alike",
-            figure="; ".join(f"{kind}: {each}" for kind, each in told.items()),
+            figure="; ".join(
+                f"{kind} {each:.1g}" if isinstance(each, float) else f"{kind} {each}" for kind, each in told.items()
+            ),
             holds=all(isinstance(each, float) and each <= _MOST for each in told.values()),
         )
 

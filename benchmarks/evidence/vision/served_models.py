@@ -44,7 +44,15 @@ def trained_and_exported(kind: str) -> Path:
     found = FOLDER / "served-kinds" / kind / "runs" / kind / "model.onnx"
     if not found.exists():
         place = project(kind, folder=FOLDER / "served-kinds")
-        options: dict[str, Any] = {"width": 8, "blocks": 1, "head": 8, "size": 32, "epochs": 20, "batch": 8, "frames": 4}
+        options: dict[str, Any] = {
+            "width": 8,
+            "blocks": 1,
+            "head": 8,
+            "size": 32,
+            "epochs": 20,
+            "batch": 8,
+            "frames": 4,
+        }
         run = train_model(place, kind=kind, noise=False, peak=False, **options)
         if run is None:
             raise RuntimeError(f"the training of {kind} was interrupted: start it again")

@@ -12,6 +12,7 @@ step, with 20 seeds. Such a network finds a hundred boxes in each picture, whose
 neighbouring cells is a peak, and which box is the hundredth, is then decided by rounding more often than ever again.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -160,11 +161,12 @@ def _killed(run: Path, words: list[str], most: int, lasts: float, source: random
             try:
                 process.wait(source.uniform(0, lasts))
             except subprocess.TimeoutExpired:
-                os.kill(source.choice(_trainings(process.pid)), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError, IndexError):  # it has just ended
+                    os.kill(source.choice(_trainings(process.pid)), signal.SIGKILL)
                 process.communicate(timeout=_SECONDS)  # a job of which a rank was killed ends by itself
-                if process.returncode == 0:
-                    raise RuntimeError("a killed training ended with 0") from None
                 if not (run / "model.json").exists():
+                    if process.returncode == 0:
+                        raise RuntimeError("a training ended with 0 before its model was there") from None
                     at.append(_steps(run))
                     continue
         if not (run / "model.json").exists():
