@@ -5,6 +5,7 @@ ranks at each step as the job had.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,55 @@ def test_where_it_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 2, done.stderr
         assert text in done.stderr, done.stderr
+
+
+LEAVING = {
+    "rank 0": ({"0": 3}, []),
+    "two at once": ({"1": 4, "2": 4}, []),
+    "one is replaced": ({"2": 3}, ["--max-ranks", "4"]),
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", LEAVING)
+def test_sigterm_to_a_rank_loses_no_step(tmp_path: Path, case: str) -> None:
+    leaves, words = LEAVING[case]
+    program = PROGRAM.format(features=FEATURES, steps=STEPS).replace("[0, 2, 4]", "[0, 2]")
+    program = program.replace(
+        'die(f"begins step {state.step}")',
+        "if json.loads(sys.argv[2]).get(str(born)) == state.step and ma.size() == 4:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)",
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    launch = ["-m", "multiring", "run", "-n", "4", "--min-ranks", "2", *words, str(script), "{}", json.dumps(leaves)]
+    done = subprocess.run(
+        [sys.executable, *launch], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resuming from the last commit" not in done.stderr, done.stderr
+    for rank in leaves:
+        assert f"rank {rank} has left, because it got SIGTERM" in done.stderr, done.stderr
+    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    at = next(iter(leaves.values())) + 1
+    for born, _, _, sizes, weights in ends:
+        assert sizes[:at] == [4] * at, (born, sizes)
+        assert sizes[at] == 4 - len(leaves)
+        assert np.abs(np.array(weights) - trained(sizes)).max() < 1e-10
+    assert len(ends) >= 4 - len(leaves), done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_sigterm_to_the_launcher_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    step = "def step(state):\n    state.step = 0\n    print('steps', flush=True)\n    time.sleep(0.1)\n"
+    script.write_text(f"{ELASTIC}import time\n{step}train(state)\n")
+    launch = [sys.executable, "-m", "multiring", "run", "-n", "2", "--min-ranks", "1", str(script)]
+    with subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
+        assert job.stdout is not None
+        assert "steps" in job.stdout.readline()
+        job.terminate()
+        _, told = job.communicate(timeout=120)
+    assert job.returncode == 128 + signal.SIGTERM, told
+    assert "has left" not in told
+    assert "which did not stop" not in told

@@ -1,10 +1,10 @@
-"""Kill and freeze random ranks of jobs in which newcomers replace lost ranks.
+"""Kill, freeze and ask to leave random ranks of jobs in which newcomers replace lost ranks.
 
     python benchmarks/evidence/growing/main.py [--seconds 1800] [--results FILE]
 
 Each job has 1 to 4 ranks on this host at first, and up to two more are added. They train with NumPy, or in a third of
-the jobs with torch. Processes are killed at random times, also newcomers while they wait or come in, and some are
-frozen; one rank of the start is spared, so that somebody has the state. The job must end well. Its weights must equal,
+the jobs with torch. Processes are killed at random times, also newcomers while they wait or come in, some are
+frozen, and some get SIGTERM; one rank of the start is spared, so that somebody has the state. The job must end well. Its weights must equal,
 to 1e-10, those of the same steps in one process, with as many ranks at each step. No committed step may be lost. The
 results file has a line for each job; a further run goes on with the next seed.
 """
@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,6 +35,7 @@ from multiring._settings import inherited_environment
 STEPS, DEADLINE_S = 240, 300.0
 PAUSES_S = (0.0, 0.02, 0.2, 0.5, 1.0, 2.0)
 MOST_ACTS = 8
+SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "asked": signal.SIGTERM}
 
 
 def main() -> int:
@@ -59,11 +61,11 @@ def main() -> int:
         f"`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
     )
     print(
-        "| jobs | wrong | killed | frozen | newcomers let in | steps lost | steps stop for a newcomer, median "
-        "| longest | load |\n|---|---|---|---|---|---|---|---|---|"
+        "| jobs | wrong | killed | frozen | SIGTERM | newcomers let in | steps lost | steps stop for a newcomer, median "
+        "| longest | load |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     wrong = sum(bool(row["faults"]) for row in done)
-    counts = [sum(row[name] for row in done) for name in ("killed", "frozen", "joins", "lost")]
+    counts = [sum(row[name] for row in done) for name in (*SIGNALS, "joins", "lost")]
     told = [f"{gaps[len(gaps) // 2]:.2f} s", f"{gaps[-1]:.2f} s"] if gaps else ["-", "-"]
     print("|", " | ".join(map(str, [len(done), wrong, *counts, *told, f"{os.getloadavg()[0]:.0f}"])), "|")
     return 1 if wrong else 0
@@ -99,31 +101,36 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
                 stderr=output,
             )
             try:
-                kills, freezes, last_s = disturb(process, folder, size, random)
+                acts, last_s = disturb(process, folder, size, random)
                 code = process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait(DEADLINE_S)
                 told = (folder / "output").read_text()[-6000:]
-                return {"faults": ["it hangs", told], "killed": 0, "frozen": 0, "joins": 0, "lost": 0, "join_s": []}
+                return {"faults": ["it hangs", told], **numbers_of({}), "joins": 0, "lost": 0, "join_s": []}
         lines = [line.split() for line in (folder / "log").read_text().splitlines()]
         faults = faults_in(folder, steps, 0 if code == KILLED and is_late(lines, last_s, steps) else code)
         if faults:
             faults.append((folder / "output").read_text()[-6000:])
-        return {"faults": faults, "killed": kills, "frozen": freezes, **counted(lines, size)}
+        return {"faults": faults, **numbers_of(acts), **counted(lines, size)}
 
 
-def disturb(process: subprocess.Popen[bytes], folder: Path, size: int, random: Random) -> tuple[int, int, float]:
-    """Kill and freeze processes, but the spared one; return how many were killed and frozen, and when the last was."""
+def numbers_of(acts: Mapping[int, int]) -> dict[str, int]:
+    """Return how many processes got which signal."""
+    return {name: acts.get(number, 0) for name, number in SIGNALS.items()}
+
+
+def disturb(process: subprocess.Popen[bytes], folder: Path, size: int, random: Random) -> tuple[dict[int, int], float]:
+    """Kill and freeze processes, but the spared one; return how many got each signal, and when the last did."""
     until_s = time.monotonic() + DEADLINE_S
     while not all((folder / f"in-{rank}").exists() for rank in range(size)):
         if process.poll() is not None or time.monotonic() > until_s:
-            return 0, 0, 0.0
+            return {}, 0.0
         time.sleep(0.01)
     spared = random.randrange(size)
     lost: set[int] = set()
     thaw: tuple[int, float] | None = None
-    counts, last_s = [0, 0], 0.0
+    counts, last_s = Counter[int](), 0.0
     for _ in range(MOST_ACTS):
         time.sleep(random.choice(PAUSES_S))
         if process.poll() is not None:
@@ -135,8 +142,10 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, size: int, random: R
         victim = random.choice(alive)
         freezes = random.random() < 0.2 and thaw is None and len(alive) > 1
         pid = int((folder / f"pid-{victim}").read_text())
-        if send(pid, signal.SIGSTOP if freezes else signal.SIGKILL):
-            counts[freezes] += 1
+        leaves = not freezes and random.random() < 0.3
+        number = signal.SIGSTOP if freezes else signal.SIGTERM if leaves else signal.SIGKILL
+        if send(pid, number):
+            counts[number] += 1
             last_s = time.time()
         if freezes:
             thaw = pid, time.monotonic() + random.choice((0.5, 3.0, 8.0, 20.0))
@@ -144,7 +153,7 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, size: int, random: R
     if thaw is not None:
         time.sleep(max(0.0, thaw[1] - time.monotonic()))
         send(thaw[0], signal.SIGCONT)
-    return counts[0], counts[1], last_s
+    return counts, last_s
 
 
 def faults_in(folder: Path, steps: int, code: int) -> list[str]:

@@ -33,7 +33,7 @@ from multiring.errors import ArgumentError, LaunchError
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
 _REPEATED_S = 2.0  # a SIGTERM of Slurm that comes again within this time is the same request
-_GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
+GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
 _LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
@@ -118,7 +118,7 @@ class Job:
     A subclass sets up what the processes need, and ends the processes that they leave behind.
     """
 
-    def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = _GRACE_S) -> None:
+    def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = GRACE_S) -> None:
         self._starts = starts
         self._log_dir = log_dir
         self._grace_s = grace_s  # from a signal to killing the processes
@@ -369,12 +369,12 @@ class Job:
         self._say(f"{signal.Signals(number).name} received")
         self._stop(128 + number, number, self._grace_s)
 
-    def _stop(self, code: int, number: int = signal.SIGTERM, grace_s: float = _GRACE_S) -> None:
+    def _stop(self, code: int, number: int = signal.SIGTERM, grace_s: float = GRACE_S) -> None:
         self._code = code
         self._kill_at = time.monotonic() + grace_s
         running = self._running()
         if running:
-            patience = f", which may take {grace_s:g} s; a second signal kills now" if grace_s > _GRACE_S else ""
+            patience = f", which may take {grace_s:g} s; a second signal kills now" if grace_s > GRACE_S else ""
             self._say(f"stopping {text_of(running)}{patience}")
         for member in running:
             self._signal(member, number)
@@ -399,7 +399,7 @@ class Job:
             self._reap_ended()
             self._wait_for_ends(_PAUSE_S if self._running() else 0)
         self._leave_stuck(self._running())
-        left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
+        left_s = GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), GRACE_S)
         self._end_leftovers(max(left_s, _LEAST_GRACE_S))
 
     def _wait_for_ends(self, pause_s: float) -> None:

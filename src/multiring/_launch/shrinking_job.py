@@ -6,12 +6,13 @@ import signal
 import time
 from collections.abc import Sequence
 
-from multiring._launch.job import JobOptions
+from multiring._launch.job import GRACE_S, JobOptions
 from multiring._launch.job_process import JobProcess, Start, text_of
 from multiring._launch.local_job import LocalJob
 from multiring._launch.vote_point import VotePoint
 from multiring._settings import vote_address
 
+LEFT_CODE = 128 + signal.SIGTERM  # of a rank that was asked to leave, and has
 TOO_FEW_CODE = 75  # sysexits.h: EX_TEMPFAIL, the failure is temporary, and another attempt may succeed
 
 
@@ -58,6 +59,10 @@ class ShrinkingJob(LocalJob):
         if self._votes.given_up and self._code is None:
             self._end_within_grace(self._votes.given_up)
 
+    def _stop(self, code: int, number: int = signal.SIGTERM, grace_s: float = GRACE_S) -> None:
+        self._votes.job_ends = True  # said before the signal comes
+        super()._stop(code, number, grace_s)
+
     def _judge(self) -> None:
         failed, self._failed = self._failed, []
         for member in failed:
@@ -82,6 +87,8 @@ class ShrinkingJob(LocalJob):
         if not self._votes.is_out(rank) and any(map(self._has_done, self._members)):
             return True  # the others have left the job, and this rank's part is missing
         lines = member.err.last_lines
+        if member.exit_code == LEFT_CODE:
+            return False
         if member.exit_code != member.code or not lines:  # it was killed, or said nothing
             return False
         same = self._errors.setdefault((member.exit_code, lines[-1]), member)
@@ -94,7 +101,9 @@ class ShrinkingJob(LocalJob):
         self._votes.kill(rank)  # the process that ended may have been a shell
         member.is_excused = True
         self._lost.append(member)
-        if not self._votes.has_killed(rank) or member.code != -signal.SIGKILL:
+        if member.code == LEFT_CODE:
+            self._say(f"{member.name} has left, because it got SIGTERM")
+        elif not self._votes.has_killed(rank) or member.code != -signal.SIGKILL:
             self._tell_failure(member)
         left = self._survivors()
         if any(map(self._has_done, self._members)):

@@ -15,11 +15,13 @@ from multiring._agreement.vote_messages import decode
 from multiring._launch.local_point import LocalClient, LocalPoint
 from multiring._runtime.failures.launcher_channel import (
     ALIVE,
+    ASKS_FOR_END,
     BYE,
     ENDED,
     FAILED,
     GIVE_UP,
     HELLO,
+    JOB_ENDS,
     KEEP,
     LEFT,
     REFEREE_SAYS,
@@ -67,6 +69,7 @@ class VotePoint(LocalPoint[_Voter]):
         self._members: tuple[int, ...] = tuple(range(len(names)))
         self._doomed: dict[int, float] = {}  # ranks that are out -> when to kill their processes
         self._killed: set[int] = set()
+        self.job_ends = False  # whether ranks that have got SIGTERM are to end at once
         self.given_up = ""  # why a rank cannot go on; empty if all can
 
     @property
@@ -122,9 +125,9 @@ class VotePoint(LocalPoint[_Voter]):
         elif line.kind == KEEP:
             self._keep(voter, line.rest)
         elif line.kind == VOTE:
-            for to, data in self._referee.hear(voter.number, line.rest).sends:
-                if to in self._ranks:
-                    self._send(self._ranks[to], f"{REFEREE_SAYS} ".encode() + data)
+            self._judge(voter.number, line.rest)
+        elif line.kind == ASKS_FOR_END and self.job_ends:
+            self._send(voter, JOB_ENDS.encode())
         elif line.kind == GIVE_UP:
             self.given_up = (
                 self.given_up or f"{self._names[voter.number]} gives up: {line.rest.decode(errors='replace')}"
@@ -132,6 +135,11 @@ class VotePoint(LocalPoint[_Voter]):
         elif line.kind in (BYE, FAILED):
             voter.has_left, voter.has_failed = line.kind == BYE, line.kind == FAILED
             self._tell_all(voter)
+
+    def _judge(self, rank: int, message: bytes) -> None:
+        for to, data in self._referee.hear(rank, message).sends:
+            if to in self._ranks:
+                self._send(self._ranks[to], f"{REFEREE_SAYS} ".encode() + data)
 
     def _admit(self, voter: _Voter, line: LauncherMessage) -> None:
         wanted = proof_of(self._secret, self._job, line.rank)

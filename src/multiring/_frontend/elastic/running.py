@@ -21,6 +21,8 @@ from multiring._frontend.process_sets import (
 )
 from multiring._frontend.requests.failures import noted_error
 from multiring._runtime.job.job import come_in, let_in, lets_in, may_go_on, newcomers, succeed, waits_outside
+from multiring._runtime.job.leaving import EXIT_CODE as LEFT_CODE
+from multiring._runtime.job.leaving import LeaveRequest, leave_early
 from multiring.errors import MultiringError
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     A newcomer (`multiring run --max-ranks`) is alone in its job until it calls the returned function, which waits until
     the ranks let it in.
 
+    If SIGTERM comes in a job that goes on without this rank, the rank leaves at its next commit, unless the program
+    handles the signal. The returned function then raises SystemExit(143).
+
     Raises:
         CollectiveError: the returned function raises it after ten failures in a row without a commit.
         RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
@@ -52,7 +57,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         if waits_outside():
             rejoining.come_in()
             state.on_reset()
-        return resuming(state, *arguments, **keywords)
+        with rejoining.leave_request.heard():
+            return resuming(state, *arguments, **keywords)
 
     return wrapper
 
@@ -63,7 +69,7 @@ def _in_our_words(func: Callable[..., Result], rejoining: "Rejoining") -> Callab
     @functools.wraps(func)
     def wrapper(state: Any, *arguments: Any, **keywords: Any) -> Result:
         if isinstance(state, State):
-            state.watch_hosts(_hosts_added)
+            state.watch_hosts(rejoining.host_changes)
         try:
             return func(state, *arguments, **keywords)
         except HostsUpdatedInterrupt:
@@ -80,10 +86,6 @@ def _in_our_words(func: Callable[..., Result], rejoining: "Rejoining") -> Callab
     return wrapper
 
 
-def _hosts_added() -> HostUpdateResult:
-    return HostUpdateResult.added if newcomers() else HostUpdateResult.no_update
-
-
 class Rejoining:
     """Has this rank leave the job and join it again, with the same process sets.
 
@@ -91,14 +93,24 @@ class Rejoining:
     """
 
     def __init__(self) -> None:
+        self.leave_request = LeaveRequest()
         self.is_at_commit = False  # whether all ranks are, and none has failed as far as this one knows
         self._sets: tuple[Any, Any, bool] | None = None  # to make, if a rank was lost while they were made
         self._unfinished: tuple[Any, bool] | None = None  # the sets, if a rank was lost while the ranks joined
         self._world: World | None = None  # the job that was joined then, with none or a part of them
 
+    def host_changes(self) -> HostUpdateResult:
+        """Return whether newcomers wait, and whether this rank wants to leave."""
+        added = HostUpdateResult.added if newcomers() else HostUpdateResult.no_update
+        return added | (HostUpdateResult.removed if self.leave_request.has_come else HostUpdateResult.no_update)
+
     def join_again(self) -> None:
         """Leave the job and join it again, or go on with the ranks that are left."""
         is_at_commit, self.is_at_commit = self.is_at_commit, False
+        if is_at_commit and self.leave_request.has_come:
+            close_sets()
+            leave_early()
+            raise SystemExit(LEFT_CODE)
         if is_at_commit and lets_in():
             self._let_in()
             return

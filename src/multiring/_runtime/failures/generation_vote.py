@@ -8,6 +8,8 @@ votes like any other.
 import hashlib
 import itertools
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +22,12 @@ from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
 from multiring._runtime.failures.computing_processes import ComputingProcesses
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.failures.launcher_channel import (
+    ASKS_FOR_END,
     BYE,
     ENDED,
     FAILED,
     GIVE_UP,
+    JOB_ENDS,
     KEEP,
     LEFT,
     REFEREE_SAYS,
@@ -39,6 +43,7 @@ _log = logging.getLogger("multiring")
 TICK_S = 2.0  # an answer takes a millisecond; a rank in code that holds Python's global lock takes longer
 COMPUTING_S = 40.0  # how long the vote waits for a rank that does not answer, but computes
 MOST_S = 100.0  # how long a decision and the ends of those that it leaves out may take
+_WITHDRAW_S = 10.0  # how long a rank that leaves waits for the others' decision
 _SLICE_S = 0.2  # the longest time between two checks for Ctrl-C
 
 
@@ -75,6 +80,8 @@ class GenerationVote:
         self._ended: set[int] = set()  # whose processes ended, or have left
         self._left: dict[int, Vote | None] = {}  # who has left, and did not matter so far
         self._why = ""  # why this rank takes part in no vote any more
+        self._asks_for_end = False  # SIGTERM has come, and the launcher is to be asked why
+        self.job_ends = False  # the launcher has said so
         self._is_cut_off = False  # the launcher does not answer
         self._group = int.from_bytes(hashlib.blake2b(f"vote|{job}".encode(), digest_size=8).digest(), "little")
         self._numbers = itertools.count()
@@ -119,6 +126,25 @@ class GenerationVote:
                     raise StateError(why)
                 self._changed.wait(_SLICE_S)
             return found
+
+    def ask_for_end(self) -> None:
+        """Ask the launcher whether the job ends; if so, set `job_ends` and send this process SIGTERM once more.
+
+        A handler of signals may call it.
+        """
+        self._asks_for_end = True
+        self._channel.wake()
+
+    def withdraw(self) -> None:
+        """Have the others go on without this rank, and wait until they have decided it, but not for long.
+
+        Without a decision, for example because too few would be left, the end of this process is a loss like others.
+        """
+        self._do(self._succession.leave)
+        until_s = time.monotonic() + _WITHDRAW_S
+        with self._changed:
+            while not self._why and self._own in self._decided[1] and time.monotonic() < until_s:
+                self._changed.wait(_SLICE_S)
 
     def leave(self, *, in_order: bool) -> None:
         """Take part in no vote any more, and tell the launcher.
@@ -192,6 +218,10 @@ class GenerationVote:
                     return
             for message in messages or ():
                 self._hear_launcher(message)
+            if self._asks_for_end:
+                self._asks_for_end = False
+                with self._changed:
+                    self._say(ASKS_FOR_END.encode())
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + TICK_S
                 self._do(self._tick)
@@ -199,6 +229,9 @@ class GenerationVote:
     def _hear_launcher(self, message: LauncherMessage) -> None:
         if message.kind == REFEREE_SAYS:
             self._do(lambda: self._succession.hear(REFEREE, message.rest))
+        elif message.kind == JOB_ENDS:
+            self.job_ends = True
+            os.kill(os.getpid(), signal.SIGTERM)
         elif message.kind in (ENDED, LEFT):
             vote = None if message.rest == UNKNOWN else decode(message.rest).vote if message.rest else Vote(-1)
             with self._changed:

@@ -9,11 +9,13 @@ launcher tells which ranks ended, and with which vote, and it is the vote's refe
                         V MESSAGE       a message to the referee
                         G REASON        this rank cannot go on, so the job should end
                         B               this rank has left, and sends nothing more
-                        F               this rank ends by an error, and sends nothing more
+                        F               this rank ends by an error or leaves early, and sends nothing more
+                        Q               SIGTERM has come: does the job end?
     launcher to rank    W               the launcher watches this process now
                         E RANK VOTE     the rank's process ended; the vote is the last one that it kept
                         L RANK VOTE     the rank has left
                         R MESSAGE       a message of the referee
+                        T               the job ends
 
 An empty vote was kept by a rank that has not voted. "?" stands for a vote that nobody has.
 """
@@ -26,7 +28,8 @@ import socket
 from typing import NamedTuple
 
 HELLO, WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, ENDED, LEFT, REFEREE_SAYS = "HWAKVGBFELR"
-_NO_RANK = frozenset("WAKVGBFRCYJNPDSXO")  # kinds without a rank, with those of intake_channel
+ASKS_FOR_END, JOB_ENDS = "QT"
+_NO_RANK = frozenset("WAKVGBFRQTCYJNPDSXO")  # kinds without a rank, with those of intake_channel
 UNKNOWN = b"?"  # in place of a vote that nobody has
 MOST_BYTES = 1 << 20  # of a line
 _PATIENCE_S = 10.0  # for the launcher, which reads at once
@@ -94,6 +97,8 @@ class LauncherChannel:
     def __init__(self, address: str, rank: int, proof: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._cutter = MessageCutter()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
         self.first_messages: list[LauncherMessage] = []  # came before the constructor had ended
         try:
             self._socket.settimeout(_PATIENCE_S)
@@ -102,7 +107,7 @@ class LauncherChannel:
             self._await_watch()
             self.send(ALIVE.encode())
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
     def _await_watch(self) -> None:
@@ -124,11 +129,20 @@ class LauncherChannel:
         """
         self._socket.sendall(line + b"\n")
 
+    def wake(self) -> None:
+        """Have `receive` return at once, on another thread. A handler of signals may call it."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"1")
+
     def receive(self, seconds: float) -> list[LauncherMessage] | None:
-        """Return the messages that have come; [] after `seconds`, and None when the channel is closed."""
+        """Return the messages that have come; [] after `seconds` or `wake`, and None when the channel is closed."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        if not poll.poll(1000.0 * seconds):
+        poll.register(self._woken, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(1000.0 * seconds)}
+        if self._woken.fileno() in ready:
+            self._woken.recv(1 << 10)
+        if ready <= {self._woken.fileno()}:
             return []
         try:
             data = self._socket.recv(1 << 16)
@@ -140,4 +154,5 @@ class LauncherChannel:
         """Close the channel."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        for each in (self._socket, self._waker, self._woken):
+            each.close()
