@@ -3,10 +3,10 @@
     python benchmarks/evidence/growing/main.py [--seconds 1800] [--results FILE]
 
 Each job has 1 to 4 ranks on this host at first, and up to two more are added. They train with NumPy, or in a third of
-the jobs with torch. Processes are killed at random times, also newcomers while they wait or come in, some are
-frozen, and some get SIGTERM; one rank of the start is spared, so that somebody has the state. The job must end well. Its weights must equal,
-to 1e-10, those of the same steps in one process, with as many ranks at each step. No committed step may be lost. The
-results file has a line for each job; a further run goes on with the next seed.
+the jobs with torch. Processes are killed at random times, also newcomers while they wait or come in, some are frozen,
+and some get SIGTERM; one rank of the start is spared, so that somebody has the state. The job must end well. Its
+weights must equal, to 1e-10, those of the same steps in one process, with as many ranks at each step. No committed step
+may be lost. The results file has a line for each job; a further run goes on with the next seed.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def main() -> int:
         f"`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
     )
     print(
-        "| jobs | wrong | killed | frozen | SIGTERM | newcomers let in | steps lost | steps stop for a newcomer, median "
-        "| longest | load |\n|---|---|---|---|---|---|---|---|---|---|"
+        "| jobs | wrong | killed | frozen | SIGTERM | newcomers let in | steps lost "
+        "| steps stop for a newcomer, median | longest | load |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     wrong = sum(bool(row["faults"]) for row in done)
     counts = [sum(row[name] for row in done) for name in (*SIGNALS, "joins", "lost")]
