@@ -71,7 +71,7 @@ CUDA_ARGS ?= tests/cuda
 # With Ray, Dask and Spark, which the first run fetches into the user's cache (640 MB). The hosts are virtual (as root).
 .PHONY: cluster-test spark-test
 cluster-test: build  ## Run the tests of Ray and Dask clusters on two virtual hosts (downloads them once; as root)
-	.ci/with-clusters python -m pytest -q -n 2 --dist loadfile tests/clusters/test_ray.py tests/clusters/test_dask.py
+	.ci/with-clusters python -m pytest -q -n 2 --dist loadfile tests/clusters/test_ray.py tests/clusters/test_dask.py tests/clusters/test_installs.py
 spark-test: build  ## Run the tests of a Spark cluster on two virtual hosts (needs Java 17; as root)
 	.ci/with-clusters python -m pytest -q tests/clusters/test_spark.py
 # A sample of the tests of host tensors, with their tensors on devices. benchmarks/evidence/torch/tests_on_devices.py
@@ -104,7 +104,7 @@ exit $$failed
 endef
 BY_TWO_RANKS = promises/cycles.py promises/grouped.py promises/forks.py
 BENCHMARKS = promises/data_throughput.py promises/floors.py promises/floors_hosts.py promises/launch_hosts.py promises/torch_backend.py promises/ddp_exposed.py promises/named_latency.py promises/timeline.py
-EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/doctor/main.py evidence/foresight/damage.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/schedules/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/shrinking/main.py evidence/growing/main.py evidence/torch/main.py evidence/torch/suite_on_devices.py evidence/torch/tests_on_devices.py evidence/torch/on_devices.py evidence/torch/random_on_devices.py evidence/vision/main.py evidence/vision/predicting.py evidence/vision/runtimes.py evidence/vision/serving.py evidence/vision/solar_cells.py evidence/vision/stamps.py evidence/vision/actions.py evidence/vision/trainings.py evidence/containers/main.py
+EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/doctor/main.py evidence/foresight/damage.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/schedules/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/launching/kills.py evidence/shrinking/main.py evidence/growing/main.py evidence/torch/main.py evidence/torch/suite_on_devices.py evidence/torch/tests_on_devices.py evidence/torch/on_devices.py evidence/torch/random_on_devices.py evidence/vision/main.py evidence/vision/predicting.py evidence/vision/runtimes.py evidence/vision/serving.py evidence/vision/solar_cells.py evidence/vision/stamps.py evidence/vision/actions.py evidence/vision/trainings.py evidence/containers/main.py
 
 .PHONY: bench
 bench: build  ## Check every time floor against the peers (hours; resumes after an interruption; labs need root)

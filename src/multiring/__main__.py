@@ -2,7 +2,7 @@
 
 import sys
 
-from multiring._cli import main
+from multiring_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

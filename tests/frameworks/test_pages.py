@@ -154,7 +154,7 @@ def test_other_commands_have_options_extras_and_files_that_there_are(monkeypatch
         if words[0] == "make":
             assert words[1] in targets, (page, command)
         if words[0] == "pip":
-            named = {each for group in re.findall(r"\.\[(.*)\]", command) for each in group.split(",")}
+            named = {each for group in re.findall(r"(?:\.|multiring)\[(.*)\]", command) for each in group.split(",")}
             assert named <= set(extras), (page, command)
         for script, example, module_name in MENTIONED.findall(command):
             path = script or example or module_name.replace(".", "/") + ".py"

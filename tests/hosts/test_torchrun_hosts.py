@@ -1,7 +1,7 @@
 """torchrun on several virtual hosts with nothing set: both rendezvous, restarts, a killed host, and the guide."""
 
 import os
-import shlex
+import re
 import subprocess
 import sys
 import time
@@ -66,10 +66,10 @@ class Agents:
         (folder / "program.py").write_text(PROGRAM)
         self.processes: list[subprocess.Popen[str]] = []
 
-    def run(self, words: list[str]) -> None:
+    def run(self, words: list[str], **variables: str) -> None:
         """Start a command of a page on every host."""
         for host in self._lab.hosts:
-            self._spawn(host, tuple(words))
+            self._spawn(host, tuple(words), **variables)
 
     def start(self, options: tuple[str, ...], *arguments: str, restarts: int = 0, **variables: str) -> None:
         hosts = len(self._lab.hosts)
@@ -209,15 +209,24 @@ def test_the_guides_commands_do_what_they_say(agents: Agents, tmp_path: Path) ->
     blocks = list(BLOCK.finditer((ROOT / "docs" / "guide_torchrun.md").read_text("utf-8")))
     (program,) = [block["text"] for block in blocks if block["file"] == "train.py"]
     (tmp_path / "train.py").write_text(program)
-    shown = [block["text"].splitlines() for block in blocks if block["kind"] == "console"]
-    assert len(shown) == 2
-    one, both = [(shlex.split(command.removeprefix("$ ")), says) for command, says in shown]
+    shown = "".join(block["text"] for block in blocks if block["kind"] == "console")
+    (one, both, make, own) = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", shown, re.MULTILINE)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    found = subprocess.run(
-        one[0], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=200, check=True
-    )
-    assert one[1] in found.stdout
-    agents.run(both[0])
-    ends = agents.ends()
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert sum(both[1] in output for _, output in ends) == 1
+    variables = {**os.environ, "PATH": path, "HOME": str(tmp_path)}
+    for command, says in (one, make):
+        found = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        assert says in found.stdout
+    for command, says in (both, own):
+        agents.run(["/bin/sh", "-c", command], HOME=str(tmp_path))
+        ends = agents.ends()
+        assert [code for code, _ in ends] == [0, 0], ends
+        assert sum(says in output for _, output in ends) == 1
+        agents.processes.clear()

@@ -285,3 +285,14 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--log-dir DIR",
         "--options FILE",
     ]
+
+
+def test_ctrl_c_while_a_command_is_imported_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt(name)
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["run", "-n", "1", "true"]) == 130
+    assert capsys.readouterr().err == ""

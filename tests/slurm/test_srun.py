@@ -125,7 +125,7 @@ def test_arrays_parts_and_steps_of_a_job_are_kept_apart(cluster: SlurmCluster) -
     cluster.program("array.sh", text)
     text = "#!/bin/sh\n#SBATCH -n2 -N1\n#SBATCH hetjob\n#SBATCH -n3 -N2\n"
     text += "for i in 0 1; do srun --het-group=$i python /opt/programs/sum.py >part$i 2>&1 & done; wait\n"
-    text += "srun --het-group=0,1 python /opt/programs/sum.py >parts 2>&1"
+    text += "srun --het-group=0-1 python /opt/programs/sum.py >parts 2>&1"
     cluster.program("parts.sh", text)
     jobs = [
         cluster.user("sbatch", "-W", *options)

@@ -18,12 +18,17 @@ DOCUMENTS = {
 }
 # The text "Save this as `FILE`" before a block, the block's kind, and its text.
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
-# In blocks that are not Python, lines that begin like this are commands. Other lines are output or a drawing.
-COMMAND = re.compile(
-    r"^(?:\$ )?((?:[A-Z_]+=\S+ )*"
-    r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open|head|kubectl|podman)"
-    r" .*?)(?: +#.*)?$"
-)
+# In a console's block a command begins with a prompt, perhaps with a host's name. In a block of shell each line is one.
+# In other blocks, lines that begin with a known program are commands, and other lines are output or a drawing.
+COMMANDS = {
+    "console": re.compile(r"^(?:host\d)?\$ (.*?)(?: +#.*)?$"),
+    "sh": re.compile(r"^([^#\s].*?)(?: +#.*)?$"),
+    "": re.compile(
+        r"^(?:\$ )?((?:[A-Z_]+=\S+ )*"
+        r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open|head|kubectl|podman)"
+        r" .*?)(?: +#.*)?$"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,13 @@ def scripts_of_the_diff() -> tuple[str, str]:
 
 
 def commands_shown() -> list[Shown]:
-    """Return every command on the pages."""
-    return [
-        Shown(block.page, match[1], block.is_run)
-        for block in shown("", "sh", "console")
-        for line in block.text.splitlines()
-        if (match := COMMAND.match(line))
-    ]
+    """Return every command on the pages, without those in files that the reader saves."""
+    found = []
+    for path in pages():
+        for block in BLOCK.finditer(path.read_text(encoding="utf-8")):
+            kind = block["kind"]
+            if kind in COMMANDS and not block["file"]:
+                is_run = path.name in DOCUMENTS and kind == "console"
+                matches = (COMMANDS[kind].match(line) for line in block["text"].splitlines())
+                found += [Shown(path.name, match[1], is_run) for match in matches if match]
+    return found

@@ -9,6 +9,9 @@ BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use smal
 PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
 MPI = "needs an mpiexec; tests/wire/test_launchers.py"
 SITE = "needs Slurm; tests/slurm/test_guide.py runs it"
+GUIDE_TO_MPI = "needs hosts and an mpiexec; tests/wire/test_mpiexec_guide.py runs it"
+CLUSTERS = "tests/clusters/test_{}.py runs it as it stands, on virtual hosts"
+INSTALLS = "tests/clusters/test_installs.py runs it as it stands, without an index"
 TORCHRUN = "needs hosts; tests/hosts/test_torchrun_hosts.py runs it"
 PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
 SHELL = "sets up an environment that the tests already have"
@@ -96,12 +99,59 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "vision_labelling.md",
         "multiring vision label shapes --host 0.0.0.0 --port 8400 --token-file token",
     ): Read(PAGE),
-    ("guide_ray.md", "pip install 'multiring[ray]'"): Read(SHELL),
-    ("guide_spark.md", "pip install 'multiring[spark]'"): Read(SHELL),
-    ("guide_dask.md", "pip install 'multiring[dask]'"): Read(SHELL),
-    ("guide_slurm.md", "srun -N2 -n4 python train.py"): Read(SITE),
-    ("guide_slurm.md", "srun python train.py"): Read(SITE),
-    ("guide_torchrun.md", "MULTIRING_SECRET_FILE=$HOME/.multiring-secret torchrun --nnodes=2 ..."): Read(TORCHRUN),
+    ("vision_start.md", "curl --data-binary @question.png http://localhost:8000/v2/models/classify/picture"): Read(
+        PICTURES
+    ),
+    ("vision_labelling.md", "(umask 077; openssl rand -hex 32 >token)"): Read("makes a secret for another command"),
+    ("vision_serving.md", "curl --data-binary @photo.jpg http://localhost:8000/v2/models/first/picture"): Read(
+        "needs a server; tests/frameworks/vision runs one"
+    ),
+    ("climate.md", "python3 -m venv .venv && source .venv/bin/activate"): Read(SHELL),
+    ("imagenet.md", "python3 -m venv .venv && source .venv/bin/activate"): Read(SHELL),
+    **{
+        (f"guide_{name}.md", f"pip install 'multiring[{extra}]'"): Read(INSTALLS)
+        for name, extra in (("ray", "ray"), ("spark", "spark"), ("dask", "dask"), ("mpiexec", "mpi"))
+    },
+    **{
+        (f"guide_{name}.md", command): Read(CLUSTERS.format(name))
+        for name, commands in {
+            "ray": ("ray start --head", "ray start --address=host0:6379", "python train_ray.py"),
+            "dask": ("dask scheduler", "dask worker tcp://host0:8786 --nthreads 2", "python train_dask.py"),
+            "spark": (
+                "spark-class org.apache.spark.deploy.master.Master --host host0",
+                "spark-class org.apache.spark.deploy.worker.Worker spark://host0:7077 --cores 2",
+                "spark-submit --master spark://host0:7077 train_spark.py",
+            ),
+        }.items()
+        for command in commands
+    },
+    **{
+        ("guide_mpiexec.md", command): Read(GUIDE_TO_MPI)
+        for command in (
+            "mpiexec -n 2 python train.py",
+            "mpiexec -n 4 -ppn 2 -hosts host0,host1 python train.py",
+            "mpiexec -n 4 --host host0:2,host1:2 python train.py",
+            "multiring run --launcher mpiexec --hosts host0:2,host1:2 train.py",
+        )
+    },
+    **{
+        ("guide_slurm.md", command): Read(SITE)
+        for command in (
+            "srun -N2 -n4 python train.py",
+            "sbatch --wait train.sbatch",
+            "tail -n 1 train.out",
+            "MULTIRING_PORTS=7000-7100 srun -N2 -n4 python train.py",
+            "salloc -N2 -n4 multiring run train.py",
+        )
+    },
+    ("guide_torchrun.md", "(umask 077; head -c 32 /dev/urandom | base64 >$HOME/.multiring-secret)"): Read(TORCHRUN),
+    (
+        "guide_torchrun.md",
+        (
+            "MULTIRING_SECRET_FILE=$HOME/.multiring-secret torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d "
+            "--rdzv-endpoint=host0:29400 --rdzv-id=job train.py"
+        ),
+    ): Read(TORCHRUN),
     ("guide_torchrun.md", "torchrun --nproc-per-node=2 train.py"): Read(TORCHRUN),
     (
         "guide_torchrun.md",
@@ -155,7 +205,15 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "multiring run -n 2 program.py",
     ),
     ("README.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
-    ("guide_ssh.md", "multiring run --hosts a:2,b:2 train.py"): Read(GUIDE),
+    **{
+        ("guide_ssh.md", command): Read(GUIDE)
+        for command in (
+            "[ -e ~/.ssh/id_ed25519 ] || ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519",
+            "ssh-copy-id b",
+            "ssh -o BatchMode=yes b true",
+            "multiring run --hosts a:2,b:2 train.py",
+        )
+    },
     ("guide_ssh.md", "multiring run --hosts a:2,b:2 --max-restarts 3 --log-dir logs train.py"): Read(GUIDE),
     ("run.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
     **{
@@ -334,7 +392,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("timeline.md", "multiring run -n 4 --timeline trace.json.gz -- python train.py"): Run(
         "[1] 1 of 2", "multiring run -n 2 --timeline trace.json.gz -- python train.py", makes="trace.json.gz"
     ),
-    ("timeline.md", "MULTIRING_TIMELINE=/scratch/trace.json.gz srun python train.py"): Read(SITE),
+    ("timeline.md", "MULTIRING_TIMELINE=$HOME/trace.json.gz srun -n 4 python train.py"): Read(SITE),
     **{
         ("vision_serving.md", command): Read("tests/frameworks/vision runs it on a small model")
         for command in (

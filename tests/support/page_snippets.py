@@ -298,6 +298,7 @@ NOT_RUN = {
         "settings = RayExecutor.create_settings(timeout_s=30)",
     ): "needs a cluster; tests/clusters/test_ray.py calls the executor's methods",
     ("guide_slurm.md", "group = multiring.init()"): "tests/slurm/test_guide.py runs it under Slurm",
+    ("guide_mpiexec.md", "group = multiring.init()"): "tests/wire/test_mpiexec_guide.py runs it under mpiexec",
     ("guide_torchrun.md", "mt.init()"): "tests/hosts/test_torchrun_hosts.py runs it under torchrun",
     ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
 }

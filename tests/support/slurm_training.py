@@ -2,6 +2,8 @@
 
 from tests.support.slurm_cluster import HOME, SlurmCluster
 
+# What a batch script does after a failure, to be started again on other hosts.
+AGAIN = "[ ${SLURM_RESTART_COUNT:-0} -lt 3 ] && scontrol requeue $SLURM_JOB_ID"
 # A training of 60 steps whose state depends on every step. It saves each state, and begins at the last one. It stops
 # when it is told to, and says how it has ended.
 TRAIN = """

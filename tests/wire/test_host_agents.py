@@ -249,7 +249,7 @@ def test_many_lost_hosts_do_not_block_the_launcher(monkeypatch: pytest.MonkeyPat
     sessions.open()
     processes = [each.process for each in sessions.all if each.process is not None]
     assert len(processes) == 8
-    wait_for(lambda: all(each.told == "going" for each in processes))
+    wait_for(lambda: all(each.told(0) == "going" for each in processes))
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "wait", lambda *_: pytest.fail("the launcher waits for a process"))
         for session in sessions.all:
@@ -268,7 +268,7 @@ def test_many_lost_hosts_do_not_block_the_launcher(monkeypatch: pytest.MonkeyPat
             return sessions.wake_at is None
 
         wait_for(are_ended)
-    assert all(process.ending == "/bin/sh ended with exit code -9" for process in processes)
+    assert all(process.ending == "/bin/sh was killed by SIGKILL" for process in processes)
     sessions.close(0)
 
 
@@ -298,7 +298,7 @@ def test_a_step_goes_on_without_the_agent_of_its_first_host() -> None:
     assert [len(steps)] == [2]
     assert not second.is_open
     sessions.close(0)
-    assert [each.ending for each in steps] == ["/bin/sh ended with exit code -9"] * 2
+    assert [each.ending for each in steps] == ["/bin/sh was killed by SIGKILL"] * 2
     for _, theirs in ends:
         theirs.close()
 
@@ -475,3 +475,27 @@ def test_files_of_the_current_folder_do_not_shadow_the_standard_library(tmp_path
 def test_the_users_own_forwardings_and_commands_are_not_for_agents() -> None:
     words = ssh_words("host", (), os.environ)
     assert {"-oRemoteCommand=none", "-oClearAllForwardings=yes"} < set(words[: words.index("host")])
+
+
+def test_the_reason_of_a_loss_is_not_what_was_printed_before_the_agent_came() -> None:
+    script = "echo 'srun: a warning' >&2; read line; echo 'srun: the reason' >&2; read line; kill -9 $$"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        agents = AgentProcess(process, "srun")
+        early, late = HostSession("host0", 0, 1), HostSession("host1", 1, 1)
+        early.process = late.process = agents
+        while not agents.lines_told():
+            time.sleep(0.01)
+        early.take_hello({})
+        assert early.reason() == ""
+        assert late.reason() == "srun: a warning"  # its agent has not come: this may be why
+        process.stdin.write(b"on\n")
+        while agents.lines_told() < 2:
+            time.sleep(0.01)
+        assert early.reason() == "srun: the reason"
+        late.take_hello({})
+        process.stdin.write(b"on\n")
+        process.wait(60)
+        assert late.reason() == "srun was killed by SIGKILL"

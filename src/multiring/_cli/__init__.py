@@ -81,6 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: the answer is no. 2: the input is wrong. Some commands return other codes.
     """
     open_closed_streams()
+    try:
+        return _run(argv)
+    except ReaderGoneError:
+        return READER_GONE
+    except KeyboardInterrupt:  # Ctrl-C has also interrupted the processes that the command started
+        return _INTERRUPTED
+    except MultiringError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _Parser(
         prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
     )
@@ -96,13 +108,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         _refuse(commands.choices[arguments.command], unknown)
-    try:
-        code: int = COMMANDS[arguments.command].run(arguments)
-    except ReaderGoneError:
-        return READER_GONE
-    except KeyboardInterrupt:  # Ctrl-C has also interrupted the processes that the command started
-        return _INTERRUPTED
-    except MultiringError as error:
-        print(f"multiring: {error}", file=sys.stderr)
-        return 2
+    code: int = COMMANDS[arguments.command].run(arguments)
     return code

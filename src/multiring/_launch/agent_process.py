@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import IO, cast
 
 from multiring._launch.leftovers import signal_group
+from multiring._launch.rank_reports import name_of
 
 LAST_WORDS_S = 1.0  # how long a process may take to end and to say why, after its connection has closed
 _READ_BYTES = 1 << 16
@@ -30,6 +31,7 @@ class AgentProcess:
         self._errors: IO[bytes] | None = cast("IO[bytes]", process.stderr)
         os.set_blocking(self._errors.fileno(), False)
         self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
+        self._dropped = 0  # the number of older lines
         self._partial = b""
         self._kill_at: float | None = None  # set once the process was asked to end
         self._is_killed = False
@@ -39,16 +41,22 @@ class AgentProcess:
         """Whether the process has ended."""
         return self._process.poll() is not None
 
-    @property
-    def told(self) -> str:
-        """What the process, or the agent through it, has printed."""
+    def lines_told(self) -> int:
+        """Return the number of lines that the process, or the agent through it, has printed."""
         self._read_errors()
-        return "; ".join(self._lines)
+        return self._dropped + len(self._lines)
+
+    def told(self, since: int) -> str:
+        """Return the last lines that the process, or the agent through it, has printed after the first `since` ones."""
+        self._read_errors()
+        return "; ".join(list(self._lines)[max(0, since - self._dropped) :])
 
     @property
     def ending(self) -> str:
         """A text that says how the process ended, empty if it has not ended."""
         code = self._process.poll()
+        if code is not None and code < 0:
+            return f"{self._program} was killed by {name_of(-code)}"
         return "" if code is None else f"{self._program} ended with exit code {code}"
 
     def watch(self, poll: selectors.BaseSelector) -> None:
@@ -107,7 +115,9 @@ class AgentProcess:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if not data and self._partial:
             lines.append(self._partial)
-        self._lines += [line.decode("utf-8", "replace").rstrip() for line in lines if line.strip()]
+        shown = [line.decode("utf-8", "replace").rstrip() for line in lines if line.strip()]
+        self._dropped += max(0, len(self._lines) + len(shown) - _SHOWN_LINES)
+        self._lines += shown
 
 
 def end_all(processes: Iterable[AgentProcess], until: float) -> None:

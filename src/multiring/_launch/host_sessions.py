@@ -65,6 +65,7 @@ class HostSession:
         self.is_over = True  # the agent runs no ranks
         self.process: AgentProcess | None = None  # what starts the agent, and perhaps other agents, too
         self._told_by: float | None = None  # when a lost agent's last words are no longer waited for
+        self._lines_before = 0  # the lines that `process` had printed when the agent said hello
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +103,12 @@ class HostSession:
 
     def take_link(self, link: ControlLink) -> None:
         """Use a new connection to the agent."""
-        self.link, self.hello, self.ready, self._told_by = link, None, None, None
+        self.link, self.hello, self.ready, self._told_by, self._lines_before = link, None, None, None, 0
+
+    def take_hello(self, hello: dict[str, Any]) -> None:
+        """Record what the agent says of itself. What was printed before, such as a warning of srun, ends no session."""
+        self.hello = hello
+        self._lines_before = 0 if self.process is None else self.process.lines_told()
 
     def open(self) -> None:
         """Open the session if it is not open, and if the agent does not come by itself."""
@@ -145,7 +151,8 @@ class HostSession:
 
     def reason(self) -> str:
         """Return why the connection has ended, or why there is none."""
-        told, ending = ("", "") if self.process is None else (self.process.told, self.process.ending)
+        process = self.process
+        told, ending = ("", "") if process is None else (process.told(self._lines_before), process.ending)
         failure = "" if self.link is None else self.link.failure
         return with_remedy(told or ending or failure, self.name)
 

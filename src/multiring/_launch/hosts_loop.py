@@ -167,7 +167,7 @@ class HostsLoop(Job):
         if "host" in hello:  # an agent that has come by itself
             session.ranks, session.host = hello.get("ranks", session.ranks), hello["host"]
             session.name = f"node {session.index} ({session.host})"
-        session.hello = hello
+        session.take_hello(hello)
         self._send_plan(session)
 
     def _watch_more(self, poll: selectors.BaseSelector) -> None:

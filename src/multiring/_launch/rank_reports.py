@@ -114,8 +114,8 @@ def lives(pid: int) -> bool:
 
 
 def name_of(number: int) -> str:
-    """Return a signal's name."""
-    return signal.Signals(number).name
+    """Return a signal's name; real-time signals have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _status(pid: int) -> Mapping[str, str]:
