@@ -179,6 +179,7 @@ class Site:
         self._made = made
         self.is_slurm = isinstance(made, SlurmCluster)
         self._user, self._home = (USER_NUMBER, SLURM_HOME) if self.is_slurm else (UID, str(SSH_HOME))
+        self._started: list[subprocess.Popen[Any]] = []
         if isinstance(made, SlurmCluster):
             made.program("work.py", PROGRAM)
         else:
@@ -203,13 +204,24 @@ class Site:
         if "--nodes" in command:
             variables["MULTIRING_SECRET"] = "of these jobs"  # noqa: S105 -- as in a test
         if isinstance(self._made, SlurmCluster):
-            return self._made.user(*words, host=host, **variables)
-        return self._made.start(host, words, SSH_HOME, **variables)
+            started: subprocess.Popen[Any] = self._made.user(*words, host=host, **variables)
+        else:
+            started = self._made.start(host, words, SSH_HOME, **variables)
+        self._started.append(started)
+        return started
+
+    def close(self) -> None:
+        """Kill what was started, and reap it: a host with a child that nobody has waited for does not end."""
+        for each in self._started:
+            each.kill()
+            each.communicate()
 
     def told(self, job: "Running", kind: str) -> str:
         """Return what a job has written: kind is out or err."""
         hosts = range(len(job.commands))
-        return "".join(self.script(host, f"cat {self._home}/{job.name}-{host}.{kind}") for host in hosts)
+        return "".join(
+            self.script(host, f"cat {self._home}/{job.name}-{host}.{kind} 2>/dev/null || true") for host in hosts
+        )
 
     def processes(self, host: int) -> list[tuple[int, str]]:
         """Return the number and command line of each process on a host that is the user's, or serves the user."""
@@ -301,8 +313,6 @@ def case(site: Site, kind_name: str, seed: int) -> dict[str, Any]:
         faults += [site.told(job, kind)[-6000:] for kind in ("out", "err")]
         print(row, *faults, sep="\n   ", file=sys.stderr, flush=True)
         site.clean()
-    for command in (*job.commands, *(() if beside is None else beside.commands)):
-        command.communicate()
     return {**row, "faults": faults}
 
 
@@ -391,9 +401,11 @@ def sites(names: Sequence[str]) -> Iterator[dict[str, Site]]:
         if over_ssh := [name for name in names if name in ("ssh", "nodes", "torchrun")]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             site = Site(stack.enter_context(ssh_hosts(2, folder)))
+            stack.callback(site.close)
             made |= dict.fromkeys(over_ssh, site)
         if by_slurm := [name for name in names if name in ("srun", "run")]:
             site = Site(stack.enter_context(SlurmCluster(2, shared=True, cpus=8)))
+            stack.callback(site.close)
             made |= dict.fromkeys(by_slurm, site)
         yield made
 
