@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,11 +108,55 @@ def test_helpers(helpers: str) -> None:
         assert max(differences) < limit
 
 
-@pytest.mark.parametrize("compression", ["bf16", "fp16"])
-def test_compressed_gradients_are_staged(compression: str) -> None:
-    path = "staged: gradients are compressed on the host"
-    for differences in run_cuda(helped, {"compression": compression}, path, hosts=(2, 2)):
-        assert max(differences) < 1e-5
+def distance(losses: list[float], others: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
+
+
+def rounded(here: Here, compression: str) -> tuple[str, float, float, float]:
+    """Return the path, and distances of losses: devices from host, devices from host without rounding, these two."""
+    device = join(here)
+    program = Program(bucket_bytes=600, compression=compression)
+    found, path = program.losses(here, device, STEPS), mt.device_path()
+    wanted, exact = program.losses(here, HOST, STEPS), Program(bucket_bytes=600).losses(here, HOST, STEPS)
+    return path, distance(found, wanted), distance(found, exact), distance(wanted, exact)
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+def test_gradients_are_rounded_between_hosts(compression: str) -> None:
+    for path, both, own, host in run_cuda(rounded, compression, hosts=(2, 2)):
+        assert path == "hierarchical"
+        assert 1e-5 < own < 2 * host
+        # The sum of two ranks has one order, so that NCCL's is the host's, and so is the rounded one. A block of int8
+        # begins where a rank's share does, so that its scale is another one.
+        assert both < 1e-5 or compression == "int8"
+
+
+def overflowing(here: Here) -> list[bool]:
+    """Return whether the averages of a bucket with gaps are finite, in a step with an infinity and in the next one."""
+    device = join(here)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 3), torch.nn.Linear(3, 5)).to(device)
+    optimizer, finite = optimizer_of(model, compression="int8"), []
+    for factor in (1.0, float("inf") if here.rank == 1 else 1.0, 1.0):
+        optimizer.zero_grad()
+        (model(torch.ones(2, 7, device=device)).square().sum() * factor).backward()
+        optimizer.synchronize()
+        finite.append(all(bool(cast("torch.Tensor", each.grad).isfinite().all()) for each in model.parameters()))
+    assert mt.device_path() == "hierarchical"
+    return finite
+
+
+def test_an_overflow_ends_with_its_step() -> None:
+    assert run_cuda(overflowing, hosts=(2, 2)) == [[True, False, True]] * 4
+
+
+def by_nccl_alone(here: Here) -> str:
+    device = join(here, device_path="nccl")
+    Program(bucket_bytes=600, compression="bf16").losses(here, device, 2)
+    return mt.device_path()
+
+
+def test_nccl_between_hosts_does_not_round() -> None:
+    assert set(run_cuda(by_nccl_alone, hosts=(2, 2))) == {"staged: NCCL has no wire types between hosts"}
 
 
 # ---- collectives ----

@@ -125,8 +125,10 @@ def test_what_decides() -> None:
     assert decided({}) == {"nccl"}
     assert decided({"device_path": "nccl"}) == {"nccl"}
     assert decided({"device_path": "staged"}) == {"staged: MULTIRING_DEVICE_PATH=staged"}
-    assert decided({}, compression="bf16") == {"staged: gradients are compressed on the host"}
-    assert decided({"device_path": "nccl"}, compression="bf16") == {"staged: gradients are compressed on the host"}
+    assert decided({}, compression="bf16") == {"nccl"}  # inside a host nothing is rounded
+    by_host = {"staged: gradients are compressed on the host"}
+    assert decided({}, compression="bf16", error_feedback=True) == by_host
+    assert decided({"device_path": "nccl"}, compression=mt.PowerSGD(rank=1)) == by_host
     shared = "ranks 0 and 1 share the GPU 0000:01:00 of their host, and NCCL needs a GPU for each rank"
     assert decided({}, gpus=1) == {f"staged: {shared}"}
     (text,) = decided({"device_path": "nccl"}, gpus=1)

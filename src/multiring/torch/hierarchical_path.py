@@ -58,6 +58,7 @@ class ShareMemory:
 class _Trip:
     """One reduction in flight.
 
+    wire: the wire type between the hosts.
     scattered: the handle of the first step.
     failure: why this rank does not take the next step.
     returned: the event of the copy back to the device.
@@ -68,6 +69,7 @@ class _Trip:
     memory: ShareMemory
     op: str
     label: str
+    wire: str | None = None
     scattered: Any = None
     failure: BaseException | None = None
     returned: Any = None
@@ -182,7 +184,9 @@ class HierarchicalReduction:
             return ShareMemory(share, None)
         return ShareMemory(share, staging_of(device).pinned(self._between, count, dtype))
 
-    def all_reduce(self, tensor: Tensor, op: str, label: str, memory: ShareMemory) -> HierarchicalHandle:
+    def all_reduce(
+        self, tensor: Tensor, op: str, label: str, memory: ShareMemory, *, wire: str | None = None
+    ) -> HierarchicalHandle:
         """Start to reduce a tensor of the device in place, behind the caller's current stream; return the handle.
 
         Args:
@@ -190,8 +194,9 @@ class HierarchicalReduction:
             op: the operation.
             label: the operation's name in errors and timelines.
             memory: what `memory` returned for this size and type; no other reduction in flight may use it.
+            wire: the wire type between the hosts, for float32; None for the tensor's own.
         """
-        trip = _Trip(tensor, memory, op, label)
+        trip = _Trip(tensor, memory, op, label, wire)
         self.posted += 1
         try:
             trip.scattered = self._begun(trip)
@@ -246,7 +251,7 @@ class _ToHosts:
             return None
         assert shared is not None  # noqa: S101
         try:
-            return self._between.all_reduce_async(shared.array, trip.op, label=trip.label)
+            return self._between.all_reduce_async(shared.array, trip.op, wire=trip.wire, label=trip.label)
         except BaseException as error:  # noqa: BLE001 -- the handle raises it; the other owners know
             trip.failure = error
             return None

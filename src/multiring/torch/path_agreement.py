@@ -84,7 +84,9 @@ class DevicePath:
         """
         return self._by.memory(padded, dtype, device) if isinstance(self._by, HierarchicalReduction) else None
 
-    def all_reduce(self, tensor: Tensor, op: str, label: str, memory: ShareMemory | None) -> Any:
+    def all_reduce(
+        self, tensor: Tensor, op: str, label: str, memory: ShareMemory | None, *, wire: str | None = None
+    ) -> Any:
         """Start to reduce a tensor of the device in place, behind the caller's current stream; return the handle.
 
         Args:
@@ -92,6 +94,7 @@ class DevicePath:
             op: the operation.
             label: the operation's name.
             memory: what `memory` returned.
+            wire: the wire type between hosts, for float32. The ranks have agreed on the path with `has_wire` then.
 
         Raises:
             UnsupportedError: the current stream is capturing a graph.
@@ -101,10 +104,10 @@ class DevicePath:
         with torch.cuda.device(tensor.device), self._lock:
             if isinstance(self._by, HierarchicalReduction):
                 assert memory is not None  # noqa: S101
-                handle: Any = self._by.all_reduce(tensor, op, label, memory)
+                handle: Any = self._by.all_reduce(tensor, op, label, memory, wire=wire)
             else:
                 assert self._by is not None  # noqa: S101
-                handle = self._by.all_reduce_async(tensor, op, label=label)
+                handle = self._by.all_reduce_async(tensor, op, label=label)  # inside a host nothing is rounded
         self._last = weakref.ref(handle)
         return handle
 
@@ -208,7 +211,9 @@ class _Decisions:
     paths: "weakref.WeakSet[DevicePath]" = field(default_factory=weakref.WeakSet)
 
 
-def agree_on_path(group: Group, device: torch.device, purpose: str, problem: str = "") -> DevicePath:
+def agree_on_path(
+    group: Group, device: torch.device, purpose: str, problem: str = "", *, has_wire: bool = False
+) -> DevicePath:
     """Decide with the other ranks how tensors on `device` are reduced. All ranks of `group` call it, and wait.
 
     Args:
@@ -216,20 +221,24 @@ def agree_on_path(group: Group, device: torch.device, purpose: str, problem: str
         device: this rank's CUDA device.
         purpose: which tensors the decision is for.
         problem: why NCCL cannot do this rank's reductions, whatever the hosts have; "" if it can.
+        has_wire: the reductions have a wire type between hosts, which NCCL does not know.
 
     Raises:
         UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH asks for NCCL, and NCCL cannot be used on some rank.
         MismatchError: on all ranks: they have different values of MULTIRING_DEVICE_PATH.
         CollectiveError: a rank is gone.
     """
-    return path_by(group, device, purpose, agree_on_choice(group, device, problem))
+    return path_by(group, device, purpose, agree_on_choice(group, device, problem, has_wire=has_wire))
 
 
-def agree_on_choice(group: Group, device: torch.device, problem: str = "") -> PathChoice:
+def agree_on_choice(group: Group, device: torch.device, problem: str = "", *, has_wire: bool = False) -> PathChoice:
     """Return the path that these ranks can take. Arguments and errors are those of `agree_on_path`."""
-    facts = _facts(group.calls.services.device_path, device, problem)
+    hosts, wish = group.topology.hosts, group.calls.services.device_path
+    if has_wire and not problem and len(hosts) > 1 and _wanted(wish, hosts, auto_choice(group.topology)) == NCCL:
+        problem = "NCCL has no wire types between hosts"
+    facts = _facts(wish, device, problem)
     told = [RankFacts(**each) for each in told_by_all(group.twin_for("facts of devices"), asdict(facts))]
-    choice = choice_by(told, group.topology.hosts, group.ranks, auto_choice(group.topology))
+    choice = choice_by(told, hosts, group.ranks, auto_choice(group.topology))
     if choice.path == STAGED and not problem:
         _require_no_wish(group, choice.reason)
     return choice

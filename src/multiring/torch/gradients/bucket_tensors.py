@@ -93,7 +93,9 @@ class TensorReductions:
         """Return the ranks' decision for a device; the first call decides, and all ranks must make it."""
         found = self._paths.get(device)
         if found is None:
-            found = self._paths[device] = agree_on_path(self._own, device, "buckets", problem_of(self._options))
+            found = self._paths[device] = agree_on_path(
+                self._own, device, "buckets", problem_of(self._options), has_wire=self._options.wire is not None
+            )
         return found
 
     def _takes_nccl(self, layout: BucketLayout) -> bool:

@@ -19,6 +19,7 @@ from multiring._gradients.reductions import CompressionState
 from multiring._runtime import Group, Handle
 from multiring._runtime.group.declining import declining
 from multiring._runtime.group.starting import start_agreement
+from multiring._schedule import encoded_bytes, wire_of
 from multiring.torch.gradients.device_buckets import DeviceBucket
 from multiring.torch.interop import allocate, dense_strides, dtype_of
 from multiring.torch.path_agreement import NCCL_TYPES, DevicePath
@@ -28,7 +29,7 @@ def problem_of(options: GradientOptions) -> str:
     """Return why NCCL cannot reduce gradients with these options; "" if it can."""
     if options.op not in ("average", "sum"):
         return f"NCCL has no reduction {options.op!r}"
-    if options.compression is not None or options.is_lossy:
+    if options.translates or options.is_lossy:
         return "gradients are compressed on the host"
     return ""
 
@@ -56,6 +57,9 @@ class OnNccl(DeviceBucket):
         dtype = dtype_of(layout.dtype)
         super().__init__(path.padded(layout.flags_offset, dtype), parameters, dtype)
         self._shares = path.memory(self._memory.numel(), dtype, self._device)
+        self._wire = options.wire if layout.dtype == "float32" else None
+        # In a wire type of blocks, a NaN between gradients would make its block NaN in all later steps.
+        self._gaps = _between(self._memory, layout, parameters) if self._wire is not None else []
         self._form = path, group, layout, parameters, options
         self._path, self._on_host = path, group
         is_split = options.predivide != 1.0
@@ -70,7 +74,8 @@ class OnNccl(DeviceBucket):
             self._memory.as_strided(parameter.shape, dense_strides(parameter), offset)
             for parameter, offset in zip(parameters, layout.offsets, strict=True)
         ]
-        self.sent_bytes = int(self._memory.nbytes + self.flags.nbytes)
+        sent = self._memory.nbytes if self._wire is None else encoded_bytes(wire_of(self._wire), self._memory.numel())
+        self.sent_bytes = int(sent + self.flags.nbytes)
 
     @staticmethod
     def serves(layout: BucketLayout) -> bool:
@@ -84,7 +89,9 @@ class OnNccl(DeviceBucket):
             self._await_writers()
             if self._before != 1.0:
                 self._memory.mul_(self._before)
-            reduced = self._path.all_reduce(self._memory, self._op, self._label, self._shares)
+            if self._gaps:
+                torch._foreach_zero_(self._gaps)
+            reduced = self._path.all_reduce(self._memory, self._op, self._label, self._shares, wire=self._wire)
         # A late rank is late for both; the thread of the engine warns.
         flags = start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False, warns=False)
         return _Reducing(flags, reduced)
@@ -106,6 +113,13 @@ class OnNccl(DeviceBucket):
     def twin(self) -> "OnNccl":
         """See `Reduction.twin`."""
         return OnNccl(*self._form)
+
+
+def _between(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of a bucket's memory in which no gradient lies."""
+    ends = [0, *(at + each.numel() for at, each in zip(layout.offsets, parameters, strict=True))]
+    gaps = zip(ends, (*layout.offsets, memory.numel()), strict=True)
+    return [memory[end:begin] for end, begin in gaps if begin > end]
 
 
 class _Reducing:
