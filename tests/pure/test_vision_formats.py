@@ -351,6 +351,34 @@ def test_a_bad_file_is_named_and_nothing_is_imported(
     assert {each.name.partition("-")[0] for each in (tmp_path / "project").iterdir()} == {"labels.sqlite"}
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_all_pictures_that_cannot_be_read_are_counted(tmp_path: Path, format_name: str) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    for number in range(8):
+        Image.new("RGB", (WIDTH, HEIGHT), (number, 0, 0)).save(folder / f"{number}.png")
+    random = np.random.default_rng(0)
+    with VisionProject.create(folder) as project:
+        project.scan()
+        for name in CLASSES:
+            project.add_class(name)
+        for number in range(8):
+            project.set_labels(f"{number}.png", labels_of(random, format_name), "ann")
+        export_labels(project, tmp_path / "out", format_name)
+    damaged = sorted(each for each in (tmp_path / "out").rglob("*.png") if each.parent.name != "masks")[:7]
+    with VisionProject.create(tmp_path / "second") as project:
+        for count, path in enumerate(damaged, 1):
+            path.write_bytes(b"no picture")
+            with pytest.raises(DataError) as caught:
+                import_labels(project, tmp_path / "out", format_name, "ann")
+            words = str(caught.value)
+            assert words.count("is no picture that multiring reads") == min(count, 5)
+            assert words.startswith(f"{count} pictures cannot be read: " if count > 1 else "picture ")
+            assert ("; and 2 more. " in words) == (count == 7)
+            assert words.endswith("Repair or remove what cannot be read, and import again")
+        assert not project.images()
+
+
 def test_other_programs_files_are_read(tmp_path: Path) -> None:
     """The forms that our export does not write: block lists, a palette, compressed run lengths, a byte order mark."""
     for name in ("a", "b"):

@@ -45,14 +45,13 @@ FOLDER = ROOT / "build" / "evidence" / "vision"
 SEEDS = (0, 1, 2)
 PROGRAM = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "multiring"]
 MINUTES_FLOOR, MINUTES_AIM = 15, 8
-# Those of "detect" were chosen by trials on the part "val", with the pretrained EfficientNet-Lite0, and those of
-# "labelling" follow them; those of "segment" were set before the first training.
+# Those of "detect" were chosen by trials on the part "val", with the pretrained EfficientNet-Lite0. Those of "segment"
+# and "labelling" follow them.
 OPTIONS = {
     "detect": "--size 256 --epochs 4 --batch 16 --rate 0.001 --turns --crop 0.3 --colour 0.4",
-    "segment": "--size 160 --epochs 8 --batch 16 --rate 0.0015",
+    "segment": "--size 256 --epochs 4 --batch 16 --rate 0.001 --turns --crop 0.3 --colour 0.4",
     "labelling": "--size 256 --epochs 20 --batch 16 --rate 0.001 --turns --crop 0.3 --colour 0.4",
 }
-WITH_BASE = ("detect", "labelling")
 FLOORS = {"detect": ("mAP50", 80, 88), "segment": ("mean IoU", 80, 86)}
 # Of the labels and the pixels, committed before the first training; see `stamp_pictures.generate`. Other versions of
 # Pillow may compute other pixels.
@@ -176,7 +175,7 @@ def trained(place: Path, kind: str, name: str, seed: int, options: str, ranks: i
 
 def options_of(what: str) -> str:
     """Return the options of a training, by the key in OPTIONS."""
-    return f"{OPTIONS[what]} --base {lite0()}" if what in WITH_BASE else OPTIONS[what]
+    return f"{OPTIONS[what]} --base {lite0()}"
 
 
 def scored(place: Path, name: str, part: str) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from pathlib import Path, PurePosixPath
 
 from multiring.errors import ArgumentError, DataError
-from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, pictures_below, require_kinds
+from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, picture_sizes, pictures_below, require_kinds
 from multiring.vision.labels import Label
-from multiring.vision.pictures import read_picture
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.scanning import RUNS
 
@@ -22,19 +21,21 @@ def read_class_folders(source: Path, pictures: Path | None = None) -> LabelSet:
     own = RUNS if VisionProject.is_project(root) else None  # results, and no class
     names = (each.name for each in root.iterdir() if each.is_dir())
     classes = sorted(each for each in names if each != own and not each.startswith("."))
-    found = []
+    labels: dict[str, Label] = {}
     for path in pictures_below(root):
         parts = PurePosixPath(path).parts
         if len(parts) < 2:
             raise DataError(f"{str(root / path)!r} is in no folder of a class: move it into one")
         if parts[0] not in classes:
             continue  # a hidden folder, or that of results
-        picture = read_picture(root / path)
-        label = Label(class_name=parts[0])
-        found.append(LabelledPicture(path=path, width=picture.width, height=picture.height, labels=(label,)))
-    if not found:
+        labels[path] = Label(class_name=parts[0])
+    if not labels:
         raise DataError(f"{str(root)!r} has no picture: want pictures in a folder for each class")
-    return LabelSet(root=root, classes=tuple(classes), pictures=tuple(sorted(found, key=lambda each: each.path)))
+    found = [
+        LabelledPicture(path=path, width=width, height=height, labels=(labels[path],))
+        for path, (width, height) in picture_sizes(root, sorted(labels)).items()
+    ]
+    return LabelSet(root=root, classes=tuple(classes), pictures=tuple(found))
 
 
 def class_folder_paths(labels: LabelSet) -> dict[str, str]:

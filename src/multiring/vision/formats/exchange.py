@@ -9,8 +9,7 @@ from pathlib import Path
 
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
-from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box
-from multiring.vision.pictures import read_picture
+from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.scanning import RUNS
 
@@ -91,8 +90,9 @@ def import_labels(
         prefix = "" if root == own else root.relative_to(own).as_posix() + "/"
     else:
         copies = list(_copies(found, own))
+    sizes = picture_sizes(found.root, [each.path for each in found.pictures])
     for each in found.pictures:
-        _require_size(found.root / each.path, each, str(source))
+        _require_size(sizes[each.path], each, str(source))
     for file, place in copies:
         place.parent.mkdir(parents=True, exist_ok=True)
         _copy(file, place)
@@ -122,12 +122,11 @@ def _copies(found: LabelSet, own: Path) -> Iterator[tuple[Path, Path]]:
             raise ArgumentError(f"{str(place)!r} is there already, with another content: rename one of them")
 
 
-def _require_size(file: Path, stated: LabelledPicture, source: str) -> None:
-    picture = read_picture(file)
-    if (picture.width, picture.height) != (stated.width, stated.height):
+def _require_size(size: tuple[int, int], stated: LabelledPicture, source: str) -> None:
+    if size != (stated.width, stated.height):
         raise DataError(
             f"{source!r} states {stated.width} x {stated.height} pixels for {stated.path!r}, which has "
-            f"{picture.width} x {picture.height}"
+            f"{size[0]} x {size[1]}"
         )
 
 

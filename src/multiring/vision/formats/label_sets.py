@@ -1,7 +1,7 @@
 """What all formats share: a set of labelled pictures, and words for errors."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,10 @@ from pathlib import Path
 from multiring.data.readers.limits import require_inside
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.labels import Box, Label, require_label
-from multiring.vision.pictures import ENDINGS
+from multiring.vision.pictures import ENDINGS, read_picture
 
 MOST_BYTES = 1 << 31  # of a file of labels
+_SHOWN = 5  # pictures that an error names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,3 +162,30 @@ def require_kinds(picture: LabelledPicture, kinds: Sequence[type[Label]], format
 def number_text(value: float) -> str:
     """Return a number as text from which the same float is read: without ".0" for whole numbers."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+def picture_sizes(root: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return the width and the height of each picture in pixels, after EXIF's rotation, by its path.
+
+    Args:
+        root: the folder of the pictures.
+        paths: relative to it.
+
+    Raises:
+        DataError: pictures cannot be read. All are read before, so that the text has their number and the first ones.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    problems: list[str] = []
+    for path in paths:
+        try:
+            picture = read_picture(root / path)
+        except DataError as error:
+            problems.append(str(error))
+        else:
+            sizes[path] = (picture.width, picture.height)
+    if problems:
+        more = len(problems) - _SHOWN
+        told = "; ".join([*problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        number = f"{len(problems)} pictures cannot be read: " if len(problems) > 1 else ""
+        raise DataError(f"{number}{told}. Repair or remove what cannot be read, and import again")
+    return sizes

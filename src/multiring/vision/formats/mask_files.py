@@ -11,13 +11,14 @@ from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats.label_sets import (
     LabelledPicture,
     LabelSet,
+    picture_sizes,
     placed,
     read_text,
     require_kinds,
 )
 from multiring.vision.formats.voc import by_stem, require_stems
 from multiring.vision.labels import Label, Mask
-from multiring.vision.pictures import DEFAULT_LIMITS, read_picture
+from multiring.vision.pictures import DEFAULT_LIMITS
 from multiring.vision.run_lengths import run_lengths_of
 
 LABELS, PICTURES, CLASSES = "masks", "images", "classes.txt"
@@ -38,22 +39,21 @@ def read_masks(source: Path, pictures: Path | None = None) -> LabelSet:
     root = pictures or source / PICTURES
     names = _names(source / CLASSES)
     stems = by_stem(root)
-    found = []
+    files: dict[str, Path] = {}
     for path in sorted((source / LABELS).rglob("*.png")):
         stem = path.relative_to(source / LABELS).with_suffix("").as_posix()
-        place = repr(str(path))
         if stem not in stems:
+            place = repr(str(path))
             raise DataError(f"{place} belongs to no picture: {str(root)!r} has no {stem!r} with a picture's ending")
-        picture = read_picture(root / stems[stem])
-        with placed(place):
-            values = _values(path)
-            if values.shape != (picture.height, picture.width):
-                raise DataError(
-                    f"has {values.shape[1]} x {values.shape[0]} pixels, and its picture {picture.width} x "
-                    f"{picture.height}"
-                )
+        files[stems[stem]] = path
+    found = []
+    for name, (width, height) in picture_sizes(root, files).items():
+        with placed(repr(str(files[name]))):
+            values = _values(files[name])
+            if values.shape != (height, width):
+                raise DataError(f"has {values.shape[1]} x {values.shape[0]} pixels, and its picture {width} x {height}")
             labels = _labels(values, names)
-        found.append(LabelledPicture(path=stems[stem], width=picture.width, height=picture.height, labels=labels))
+        found.append(LabelledPicture(path=name, width=width, height=height, labels=labels))
     classes = tuple(name for _, name in sorted(names.items()))
     return LabelSet(root=root, classes=classes, pictures=tuple(sorted(found, key=lambda each: each.path)))
 

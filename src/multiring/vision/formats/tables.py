@@ -17,13 +17,13 @@ from multiring.vision.formats.label_sets import (
     checked,
     number_text,
     picture_below,
+    picture_sizes,
     placed,
     read_text,
     require_kinds,
 )
 from multiring.vision.formats.voc import listed_classes, write_classes
 from multiring.vision.labels import Box, Label
-from multiring.vision.pictures import read_picture
 
 FILE, PICTURES, CLASSES = "labels.csv", "images", "classes.txt"
 _PLACE = ("left", "top", "width", "height")
@@ -78,15 +78,14 @@ def read_csv(source: Path, pictures: Path | None = None) -> LabelSet:
     except csv.Error as error:
         raise DataError(f"{str(path)!r}, line {rows.line_num}: {error}") from error
     found = []
-    for name in sorted(labels):
-        picture = read_picture(root / name)
+    for name, (width, height) in picture_sizes(root, sorted(labels)).items():
         group, video, frame = own[name]
         with placed(f"{str(path)!r}, picture {name!r}"):
             found.append(
                 LabelledPicture(
                     path=name,
-                    width=picture.width,
-                    height=picture.height,
+                    width=width,
+                    height=height,
                     labels=tuple(labels[name]),
                     group=group or None,
                     video=video or None,

@@ -11,13 +11,13 @@ from multiring.vision.formats.label_sets import (
     LabelledPicture,
     LabelSet,
     checked,
+    picture_sizes,
     placed,
     read_text,
     require_kinds,
 )
 from multiring.vision.formats.voc import by_stem, require_stems
 from multiring.vision.labels import Box, Label, Polygon
-from multiring.vision.pictures import read_picture
 
 LABELS, PICTURES, CLASSES = "labels", "images", "data.yaml"
 
@@ -34,21 +34,22 @@ def read_yolo(source: Path, pictures: Path | None = None) -> LabelSet:
     root = pictures or source / PICTURES
     classes = _classes(source / CLASSES)
     stems = by_stem(root)
-    found = []
+    files: dict[str, Path] = {}
     for path in sorted((source / LABELS).rglob("*.txt")):
         stem = path.relative_to(source / LABELS).with_suffix("").as_posix()
         if stem not in stems:
             raise DataError(
                 f"{str(path)!r} belongs to no picture: {str(root)!r} has no {stem!r} with a picture's ending"
             )
-        picture = read_picture(root / stems[stem])
-        size = (picture.width, picture.height)
-        labels = []
+        files[stems[stem]] = path
+    found = []
+    for name, size in picture_sizes(root, files).items():
+        path, labels = files[name], []
         for number, line in enumerate(read_text(path).splitlines(), 1):
             if line.strip():
                 with placed(f"{str(path)!r}, line {number}"):
                     labels.append(_label(line.split(), classes, size))
-        found.append(LabelledPicture(path=stems[stem], width=size[0], height=size[1], labels=tuple(labels)))
+        found.append(LabelledPicture(path=name, width=size[0], height=size[1], labels=tuple(labels)))
     return LabelSet(root=root, classes=tuple(classes), pictures=tuple(sorted(found, key=lambda each: each.path)))
 
 
