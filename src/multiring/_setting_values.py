@@ -12,7 +12,7 @@ _ENGINES = ("auto", "shm", "tcp", "mpi")
 _DEVICE_PATHS = ("auto", "staged", "nccl", "hierarchical")
 DEVICE_PATH = (
     "auto, staged (in host memory), nccl, or hierarchical (NCCL inside hosts only); the last two are an error where "
-    "NCCL is impossible; the same on all ranks"
+    "NCCL is impossible; the same on all ranks; NCCL between GPUs is verified on stand-ins only"
 )
 
 

@@ -85,7 +85,7 @@ def test_nothing_is_awaited_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(running, "_GRACE_S", 0.5)
     monkeypatch.setattr(running, "_ASK_S", 0.5)
     stays = ["sh", "-c", "trap '' TERM; echo on; exec sleep 600"]
-    assert running._ended(stays, 4.0) == (None, "on\n")
+    assert running._ended(stays, 4.0, {}) == (None, "on\n")
     with pytest.raises(StallError, match=r"torch has not said for 0\.5 s which GPUs there are"):
         running.machine_here(stays)
 

@@ -66,7 +66,8 @@ def test_the_launcher_says_that_ranks_share_gpus(tmp_path: Path) -> None:
     management_library(tmp_path, 2)
     program = tmp_path / "program.py"
     program.write_text("pass\n", encoding="utf-8")
-    said = "multiring: 3 ranks share 2 GPUs of this host; -n 2 gives each rank a GPU of its own\n"
+    said = "multiring: 3 ranks share 2 GPUs of this host; -n 2 gives each rank a GPU of its own "
+    said += "(several GPUs: verified on stand-ins only)\n"
     assert said in told(tmp_path, "-n", "3", str(program))
     assert "GPU" not in told(tmp_path, "-n", "2", str(program))
     one = told(tmp_path, "-n", "2", "--env", "CUDA_VISIBLE_DEVICES=1", str(program))

@@ -50,7 +50,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="cpu",
         choices=bench_device.DEVICES,
-        help="cuda: time all_reduce of CUDA tensors by multiring.torch, Gloo and NCCL (default cpu)",
+        help="cuda: time all_reduce of CUDA tensors by multiring.torch, Gloo and NCCL (default cpu); several GPUs: "
+        "verified on stand-ins only",
     )
     what.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
     what.add_argument("--op", default="sum", help=", ".join(OPS))

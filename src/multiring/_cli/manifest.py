@@ -30,7 +30,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", default="", metavar="IMAGE", help="container image with multiring and the program")
     parser.add_argument("--name", default="train", metavar="NAME", help="the job's name (default train)")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace; default: kubectl's")
-    parser.add_argument("--gpus", type=int, default=0, metavar="G", help="GPUs of each pod (default 0)")
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="G", help="GPUs of each pod (default 0; not tested with GPUs)"
+    )
     parser.add_argument("--cpus", default="", metavar="C", help="CPUs of each pod, like 4 or 500m; default: no limit")
     parser.add_argument("--memory", default="", metavar="SIZE", help="memory of each pod, like 16Gi; default: no limit")
     parser.add_argument(

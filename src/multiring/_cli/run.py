@@ -73,7 +73,8 @@ class _OthersOption(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring run [-n N | --hosts H:N,... | --hostfile FILE] [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
-    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks; default: one for each GPU")
+    default = "number of ranks; default: one for each GPU (several GPUs: verified on stand-ins only)"
+    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help=default)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks, which ssh reaches")
     where.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")

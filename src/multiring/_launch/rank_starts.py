@@ -140,7 +140,9 @@ def shares_told(ranks: int, cpus: int, threads: int, environment: Mapping[str, s
     gpus = visible_gpus(environment)
     if 0 < gpus < ranks:
         many = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-        said.append(f"{ranks} ranks share {many} of this host; -n {gpus} gives each rank a GPU of its own")
+        own = f"-n {gpus} gives each rank a GPU of its own"
+        untried = " (several GPUs: verified on stand-ins only)" if gpus > 1 else ""
+        said.append(f"{ranks} ranks share {many} of this host; {own}{untried}")
     return said
 
 

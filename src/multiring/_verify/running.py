@@ -108,7 +108,9 @@ def run_part(part: VerifyPart, machine: dict[str, Any], python: Sequence[str] = 
     ranks = part.ranks(gpus) if gpus else None
     if ranks is None:
         needs = part.needs or "a GPU, and torch's CUDA build"
-        return PartResult(**about, status=NOT_RUN, reason=f"it needs {needs}; torch sees {gpus} GPUs")
+        untried = "; until this part has run, what it checks is verified on stand-ins only"
+        reason = f"it needs {needs}; torch sees {gpus} GPUs{untried if gpus else ''}"
+        return PartResult(**about, status=NOT_RUN, reason=reason)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="multiring-verify-") as place:
         target = Path(place) / "result.json"

@@ -65,7 +65,11 @@ def _select() -> None:
         return
     if gpus < ranks and rank == 0:
         _log.warning(
-            "%d ranks of this host share %d GPUs; start %d ranks to give each a GPU of its own", ranks, gpus, gpus
+            "%d ranks of this host share %d GPUs; start %d ranks to give each a GPU of its own (several GPUs: verified "
+            "without GPUs only)",
+            ranks,
+            gpus,
+            gpus,
         )
     # torch calls the function when it initialises CUDA, or at once if it has done so.
     torch.cuda._lazy_call(partial(_make_current, rank % gpus))  # noqa: SLF001 -- torch has no public function that delays a call

@@ -262,7 +262,8 @@ def path_by(group: Group, device: torch.device, purpose: str, choice: PathChoice
         decisions.shown.setdefault(group.ranks, {})[purpose] = str(path.choice)
         decisions.paths.add(path)
     if group.rank == 0:
-        _log.info("%s on devices of ranks %s: %s", purpose, list(group.ranks), path.choice)
+        untried = "; NCCL between GPUs is verified without GPUs only" if path.uses_nccl else ""
+        _log.info("%s on devices of ranks %s: %s%s", purpose, list(group.ranks), path.choice, untried)
     return path
 
 

@@ -84,7 +84,8 @@ def test_a_second_init_selects_nothing(at: Callable[..., Any]) -> None:
 
 
 def test_ranks_that_share_a_gpu_are_told_once(at: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    said = "4 ranks of this host share 2 GPUs; start 2 ranks to give each a GPU of its own"
+    said = "4 ranks of this host share 2 GPUs; start 2 ranks to give each a GPU of its own (several "
+    said += "GPUs: verified without GPUs only)"
     with caplog.at_level(logging.WARNING, "multiring"):
         at(Cuda(2), 1, 4)
         mt.init()
