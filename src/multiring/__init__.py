@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from multiring._runtime import (
         world as world,
     )
+    from multiring._steps.step_counters import log_metrics as log_metrics
 
 __all__ = [
     "Event",
@@ -76,6 +77,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "log_metrics",
     "quantize_dequantize",
     "rank",
     "run",
@@ -86,6 +88,10 @@ __all__ = [
     "world",
 ]
 
-_ELSEWHERE = {"multiring._frontend.requests.failures": ["error_of"], "multiring._launch": ["run"]}
-_OF_RUNTIME = [name for name in __all__ if name not in ("__version__", "error_of", "run")]
+_ELSEWHERE = {
+    "multiring._frontend.requests.failures": ["error_of"],
+    "multiring._launch": ["run"],
+    "multiring._steps.step_counters": ["log_metrics"],
+}
+_OF_RUNTIME = [name for name in __all__ if name not in ("__version__", "error_of", "log_metrics", "run")]
 import_on_first_use(__name__, {**_ELSEWHERE, "multiring._runtime": _OF_RUNTIME}, __all__)

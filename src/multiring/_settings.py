@@ -74,6 +74,13 @@ class Settings:
         "set by multiring run --max-ranks",
         "the number of this process in a job that lets newcomers in; a newcomer's is not below MULTIRING_SIZE",
     )
+    record: bool = _setting(
+        "MULTIRING_RECORD",
+        values.boolean,
+        False,
+        "set by multiring run --record",
+        "1: this rank reports its steps to the launcher, about once a second (docs/live.md)",
+    )
     engine: str = _setting(
         "MULTIRING_ENGINE",
         values.engine,
@@ -416,6 +423,7 @@ class JobNews(Enum):
 
 # The messages of each rank to the launcher: this process is the rank, or the rank has lost another rank.
 RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
+RANK_STEPS = b"S"  # and a report on its steps follows
 
 
 def roll_address(reports: str) -> str:

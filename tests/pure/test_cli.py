@@ -283,6 +283,9 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--max-ranks N",
         "--reset-limit N",
         "--log-dir DIR",
+        "--record FILE",
+        "--page [HOST:]PORT",
+        "--page-token-file FILE",
         "--options FILE",
     ]
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from multiring._runtime.events import Event
 from multiring._runtime.tracing.event_log import EventLog
 from multiring.data.balance.decision import STAGES, TrainingCounts, balance_of
-from multiring.data.balance.watching import common, length, merged, spans_of
 from multiring.data.feeding.batches import queued_s
 
 
@@ -138,18 +136,6 @@ def test_the_line_has_all_of_it() -> None:
     for word in ("bounded by compute", "source", "disk", "network", "decode", "host-to-arena", "compute", "wire"):
         assert word in line
     assert "\n" not in line
-
-
-def test_spans() -> None:
-    assert merged([(3, 4), (0, 1), (0.5, 2), (4, 5)]) == [(0, 2), (3, 5)]
-    assert common([(0, 2), (3, 5)], [(1, 3.5), (4, 9)]) == [(1, 2), (3, 3.5), (4, 5)]
-    assert length([(1, 2), (3, 3.5)]) == 1.5
-    kinds = [("operation", 0.0, 2.0, 3.0), ("operation", 5.0, None, 6.0), ("wait", 1.0, None, 3.0)]
-    events = [
-        Event(kind=k, name="barrier", group=0, operation=1, rank=0, start_s=b, agreed_s=a, end_s=e, size_bytes=0)
-        for k, b, a, e in kinds
-    ]
-    assert spans_of(events) == ([(2.0, 3.0)], [(1.0, 3.0)], [(0.0, 2.0)])
 
 
 def test_every_reader_gets_all_events() -> None:

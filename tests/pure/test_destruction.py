@@ -78,6 +78,7 @@ KNOWN_BY = {
     "lab/host.py::_mount_sys": "file systems that it mounted, seen by no other process",
     "_launch/function.py::run_function": OWN_FOLDER,
     "_launch/logs.py::open_log": "the list of logs beside it, without which it refuses",
+    "_launch/live_record.py::_opened": "it appends, to a new file or to a record by its first bytes",
     "_launch/host_agent.py::Agent.run": "memory without a name",
     "_launch/logs.py::_take": "it adds a line",
     "_launch/pickled_call.py::CallFiles.leave": "memory without a name",

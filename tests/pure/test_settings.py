@@ -22,6 +22,7 @@ VALUES = {
     "MULTIRING_REPORTS": ("@multiring-1", "@multiring-1", []),
     "MULTIRING_MIN_RANKS": ("2", 2, ["0", "-1", "two"]),
     "MULTIRING_INTAKE": ("2", 2, ["-1", "two"]),
+    "MULTIRING_RECORD": ("1", True, ["", "run.jsonl"]),
     "MULTIRING_ENGINE": ("tcp", "tcp", ["TCP", "nccl", ""]),
     "MULTIRING_INTERFACE": ("eth0", "eth0", []),
     "MULTIRING_TOPOLOGY": ("topology.toml", "topology.toml", []),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from multiring._web.guard import MOST_BYTES, listening_socket
+from multiring._web.loopback import is_loopback
+from multiring._web.token_files import read_tokens
 from multiring.errors import ArgumentError, DataError
 from multiring.vision import Box, Label, Mask, VisionProject, read_picture, run_lengths_of
-from multiring.vision.access.loopback import is_loopback
-from multiring.vision.access.token_files import read_tokens
-from multiring.vision.labelling.access import COOKIE, MOST_BYTES, listening_socket
-from multiring.vision.labelling.application import LabellingService, create_application
+from multiring.vision.labelling.application import COOKIE, LabellingService, create_application
 from multiring.vision.labelling.frames import make_frames, videos_without_frames
 from multiring.vision.labels import to_json
 

@@ -12,8 +12,9 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from multiring._cli.run_file import read_options
 from multiring._launch import (
@@ -59,6 +60,14 @@ _ELSEWHERE = {
     "--log-dir DIR": ("--output-filename", "--log_dir"),
     "-- python -m MODULE, behind the options": ("-m", "--module"),
 }
+
+
+class LiveWishes(NamedTuple):
+    """What the user wants to see of a running job: the values of --record, --page and --page-token-file."""
+
+    record: Path | None
+    page: str | None
+    token_file: Path | None
 
 
 class _OthersOption(argparse.Action):
@@ -125,6 +134,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reset-limit", type=int, metavar="N", help="with --max-ranks: replace N lost ranks at most (default 100)"
     )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append what becomes of the job to FILE, as JSON (docs/live.md)",
+    )
+    parser.add_argument(
+        "--page", metavar="[HOST:]PORT", help="serve a page of the running job and its metrics; on this host by default"
+    )
+    parser.add_argument(
+        "--page-token-file", type=Path, metavar="FILE", help="the token of the page, which other hosts need"
+    )
     parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options (docs/run.md)")
     theirs = [option for options in _ELSEWHERE.values() for option in options]
     parser.add_argument(*theirs, dest="others", action=_OthersOption, nargs="?", help=argparse.SUPPRESS)
@@ -159,10 +180,12 @@ def run(arguments: argparse.Namespace) -> int:
     command = program_of(asked.program)
     launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)
     environment = inherited_environment()
+    wishes = LiveWishes(asked.record, asked.page, asked.page_token_file)
     if node is None and hosts is None and not asked.here:
         allocation = slurm_allocation(environment)
         if allocation is not None and command:
-            return _start_in_slurm(command, asked.ranks, allocation, options)
+            by_srun = partial(_start_in_slurm, command, asked.ranks, allocation)
+            return _watched(wishes, command, by_srun, options)
         hosts = listed_hosts(environment)
         if hosts is not None:
             print(
@@ -173,7 +196,27 @@ def run(arguments: argparse.Namespace) -> int:
         ranks, reason = default_ranks(visible_gpus(environment))
         many = "1 rank" if ranks == 1 else f"{ranks} ranks"
         print(f"multiring: {many}, {reason}; -n N starts another number", file=sys.stderr)
-    return start(command, ranks, hosts, options, launcher, node)
+    unfit = ""
+    if node is not None and node.node > 0:
+        unfit = f"node 0 has the job's record and page; leave the options out on node {node.node}"
+    elif hosts is not None and launcher is HostsLauncher.MPIEXEC:
+        unfit = "mpiexec starts the ranks, and multiring does not hear from them; want --launcher ssh"
+    return _watched(
+        wishes, command, lambda current: start(command, ranks, hosts, current, launcher, node), options, unfit
+    )
+
+
+def _watched(
+    wishes: LiveWishes, command: list[str], job: Callable[[JobOptions], int], options: JobOptions, unfit: str = ""
+) -> int:
+    """Run a job with the record and the page that the user wants; `unfit` says why it cannot have them, or nothing."""
+    if wishes == LiveWishes(None, None, None):
+        return job(options)
+    from multiring._cli.run_live import run_live  # noqa: PLC0415 -- most jobs start faster without
+
+    if unfit:
+        raise ArgumentError(f"--record and --page: {unfit}")
+    return run_live(wishes, command, job, options)
 
 
 def _node(asked: argparse.Namespace, arguments: argparse.Namespace) -> NodePlace | None:

@@ -119,12 +119,12 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from multiring.vision.access.loopback import is_loopback  # noqa: PLC0415 -- see above
+    from multiring._web.bearer_tokens import BearerTokens  # noqa: PLC0415 -- see above
+    from multiring._web.loopback import is_loopback  # noqa: PLC0415 -- see above
     from multiring.vision.serving.application import InferenceServer  # noqa: PLC0415 -- see above
     from multiring.vision.serving.limits import ServerLimits  # noqa: PLC0415 -- see above
     from multiring.vision.serving.repository import open_repository  # noqa: PLC0415 -- see above
     from multiring.vision.serving.server import serve  # noqa: PLC0415 -- see above
-    from multiring.vision.serving.tokens import BearerTokens  # noqa: PLC0415 -- see above
 
     if not 0 <= arguments.port < 1 << 16:
         raise ArgumentError(f"--port {arguments.port}: want 0 to 65535")

@@ -14,6 +14,7 @@ from multiring._frontend.first_steps import FirstSteps
 from multiring._gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
 from multiring._gradients.reductions import Reduction
 from multiring._runtime.job.job import note_progress
+from multiring._steps.step_counters import STEPS
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +145,7 @@ class BucketOrder(Generic[Member]):
             for wait in waits:
                 wait()
         note_progress()
+        STEPS.count()
 
 
 def any_compares(reductions: Iterable[Reduction]) -> bool:

@@ -188,6 +188,7 @@ def _with(options: JobOptions, told: Message, number: int, *, reads_stdin: bool)
         timeline=options.timeline,
         variables=options.variables,
         stdin_rank=told["stdin_rank"] if reads_stdin else None,
+        reports_steps=told["reports_steps"],
     )
 
 

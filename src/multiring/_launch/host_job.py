@@ -206,6 +206,13 @@ class HostJob(LocalJob):
             if self._running():
                 self._stop(_LOST_CODE)
 
+    def _take_steps(self) -> None:
+        """Pass on what the ranks have reported of their steps, unless the launcher is slow to read."""
+        for first, report in self._reports.take_steps().items():
+            for member in self._members:
+                if member.pid == first and not self._link.is_full:
+                    self._report(steps=[self._rank_of(member), report.to_json()])
+
     def _tell(self) -> None:
         """Report news, losses and ends to the launcher."""
         for words in self._reports.news - self._told_news:

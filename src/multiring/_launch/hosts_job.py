@@ -8,6 +8,7 @@ import time
 from multiring._launch.host_sessions import HostSession
 from multiring._launch.hosts_loop import HostsLoop, ToldLines
 from multiring._launch.job_process import JobProcess, Start
+from multiring._launch.live_record import JobRecorder
 from multiring._launch.local_job import LONG_S
 from multiring._launch.logs import open_log
 from multiring._launch.rank_reports import ANY
@@ -61,6 +62,8 @@ class HostsJob(HostsLoop):
                 member.err.close()
             raise
         self._members, self._host_of = members, hosts
+        places = [(session.host, session.ranks) for session in self._sessions.all]
+        self._recorder = JobRecorder(self._options.record, len(hosts), places)
         for session in self._sessions.all:
             session.is_over = False
             session.send(begin={**told, "index": session.index}, start=self._number)
@@ -82,6 +85,7 @@ class HostsJob(HostsLoop):
             "torch_address": address,
             "torch_port": ready[0]["torch_port"],
             "stdin_rank": self._options.stdin_rank,
+            "reports_steps": self._options.reports_steps,
         }
 
     def _member(self, session: HostSession, rank: int, ranks: int) -> JobProcess:
@@ -184,11 +188,13 @@ class HostsJob(HostsLoop):
 
     def _say(self, text: str) -> None:
         super()._say(text)
+        self._recorder.say(text)
         for session in self._sessions.all:
             if session.shows_itself:
                 session.send(say=text)
 
     def _conclude(self) -> None:
+        self._recorder.look(self._members)
         if not self._code and len(self._members) > 1 and not self._news:
             self._say(
                 f"none of the {len(self._members)} ranks joined the job: each of them seems to have run the whole "

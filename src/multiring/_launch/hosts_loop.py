@@ -14,9 +14,11 @@ from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.job import Job, JobOptions
 from multiring._launch.job_process import JobProcess
+from multiring._launch.live_record import JobRecorder
 from multiring._launch.output import ShownOutput
 from multiring._launch.pickled_call import CallFolder
 from multiring._runtime.bootstrap.handshake import Message
+from multiring._steps.step_report import report_in
 from multiring._version import VERSION
 from multiring.errors import LaunchError
 
@@ -133,6 +135,7 @@ class HostsLoop(Job):
         self._signal_counts = SignalCounts()
         self._outcomes: dict[int, bytearray] = {}  # rank -> what has arrived of its outcome
         self._stdin = None if options.stdin_rank is None else _StdinReader(options.stdin_rank, number)
+        self._recorder = JobRecorder(None, 0, ())  # the start's own, once all hosts are ready
         self._began_s = time.monotonic()
         self._is_waiting = False  # the ranks have not been started
         self._is_ending = False
@@ -186,6 +189,7 @@ class HostsLoop(Job):
         self._do_more()
 
     def _do_more(self) -> None:
+        self._recorder.look(self._members)
         for session in self._sessions.all:
             link = session.link
             if link is None:
@@ -243,6 +247,7 @@ class HostsLoop(Job):
             "news": lambda _, told: self._news.add(told["news"]),
             "say": self._on_word,
             "read": self._on_read,
+            "steps": self._on_steps,
             "signal": self._on_signal_elsewhere,
             "over": self._on_over,
             "error": self._on_error,
@@ -262,6 +267,12 @@ class HostsLoop(Job):
     def _on_loss(self, _session: HostSession, message: Message) -> None:
         rank, lost = message["lost"]
         self._lost.setdefault(rank, set()).add(lost)
+
+    def _on_steps(self, _session: HostSession, message: Message) -> None:
+        rank, told = message["steps"]
+        report = report_in(told)
+        if report is not None and rank < len(self._members):
+            self._recorder.take(rank, report)
 
     def _on_read(self, _session: HostSession, message: Message) -> None:
         if self._stdin is not None:

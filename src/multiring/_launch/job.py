@@ -21,6 +21,7 @@ from multiring._launch.commands import CommandError
 from multiring._launch.hints import hints_for
 from multiring._launch.job_process import JobProcess, Start, spawn, text_of
 from multiring._launch.leftovers import signal_group
+from multiring._launch.live_record import LiveRecord
 from multiring._launch.logs import open_log
 from multiring._launch.memory_limit import MemoryKills
 from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, ShownOutput, outlets
@@ -70,6 +71,8 @@ class JobOptions:
         min_ranks: the ranks go on without lost ones, as long as so many are left; None ends the job at the first loss.
         max_ranks: with `min_ranks`: newcomers replace lost ranks, and more are started until there are so many ranks.
         reset_limit: how many lost ranks are replaced.
+        record: where to write what becomes of the job, or None.
+        reports_steps: the ranks report their steps; set with a record.
 
     Raises:
         ArgumentError: `grace_s` is not between 0 and one day, `max_restarts` or `reset_limit` is negative, `min_ranks`
@@ -89,6 +92,8 @@ class JobOptions:
     min_ranks: int | None = None
     max_ranks: int | None = None
     reset_limit: int = 100
+    record: LiveRecord | None = None
+    reports_steps: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # the comparison also rejects NaN

@@ -1,6 +1,7 @@
 """A job of ranks on this host, which leaves no process behind."""
 
 import contextlib
+import os
 import selectors
 import signal
 import time
@@ -16,6 +17,7 @@ from multiring._launch.leftovers import (
     reap_adopted,
     signal_processes,
 )
+from multiring._launch.live_record import JobRecorder
 from multiring._launch.rank_reports import ANY, RankReports, catches, lives, name_of
 from multiring._launch.watchdog import Watchdog
 from multiring._settings import JobNews
@@ -43,6 +45,7 @@ class LocalJob(Job):
         self._said = said
         self._held_back: dict[int, set[int]] = {}  # first process of a rank -> the signals to send after the rank joins
         self._began_s = time.monotonic()
+        self._recorder = JobRecorder(options.record, len(starts), [(os.uname().nodename, len(starts))])
 
     @property
     def made_progress(self) -> bool:
@@ -82,6 +85,8 @@ class LocalJob(Job):
 
     def _do_more(self) -> None:
         self._reports.hear()
+        self._take_steps()
+        self._recorder.look(self._members)
         reap_adopted({*self._spared, *(member.pid for member in self._members)})
         for first, numbers in list(self._held_back.items()):
             if self._ranks_in(first):
@@ -117,8 +122,21 @@ class LocalJob(Job):
         for number in numbers:
             signal_processes(self._ranks_in(first), number)
 
+    def _take_steps(self) -> None:
+        """Record what the ranks have reported of their steps."""
+        reports = self._reports.take_steps()
+        for rank, member in enumerate(self._members if reports else ()):
+            if member.pid in reports:
+                self._recorder.take(rank, reports[member.pid])
+
+    def _say(self, text: str) -> None:
+        super()._say(text)
+        self._recorder.say(text)
+
     def _conclude(self) -> None:
         self._reports.hear()
+        self._take_steps()
+        self._recorder.look(self._members)
         if self._code or len(self._members) < 2:  # a rank that failed may not have reached multiring.init()
             return
         if not self._reports.news:

@@ -1,6 +1,7 @@
 """Receive the ranks' reports to their launcher.
 
-The reports say which process is which rank, which ranks were lost, and that the ranks made progress.
+The reports say which process is which rank, which ranks were lost, that the ranks made progress, and what they have
+done in their steps so far.
 
 A report is a datagram. The kernel adds the sender's process ID, as seen from the launcher's PID namespace.
 """
@@ -13,10 +14,11 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from multiring._settings import JobNews, roll_address
+from multiring._settings import RANK_STEPS, JobNews, roll_address
+from multiring._steps.step_report import MOST_REPORT_BYTES, StepReport, decode_report
 
 _UCRED = struct.Struct("3i")
-_MOST_BYTES = 64
+_MOST_BYTES = MOST_REPORT_BYTES + len(RANK_STEPS)
 ANY = -1  # stands for a lost rank whose process is unknown
 
 
@@ -36,6 +38,7 @@ class RankReports:
         self._first_of: dict[int, int] = {}  # rank -> first process
         self._sessions: dict[int, int] = {}  # process that has reported -> first process
         self._lost: dict[int, set[int]] = {}  # first process -> ranks that it has lost
+        self._steps: dict[int, bytes] = {}  # first process -> its newest report on its steps
 
     @property
     def descriptor(self) -> int:
@@ -56,12 +59,21 @@ class RankReports:
             told = [
                 data for level, kind, data in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
             ]
-            pid = _UCRED.unpack(told[0][: _UCRED.size])[0] if told else 0
-            self._take(words, pid)
+            pid, user, _ = _UCRED.unpack(told[0][: _UCRED.size]) if told else (0, -1, -1)
+            if not words.startswith(RANK_STEPS):
+                self._take(words, pid)
+            elif user == os.geteuid() and (first := self._session_of(pid)) in self.rank_processes:
+                self._steps[first] = words[len(RANK_STEPS) :]
 
     def ranks_lost_by(self, first: int) -> set[int]:
         """Return the ranks that a rank has lost, with ANY for an unknown one; `first` is the rank's first process."""
         return set(self._lost.get(first, ()))
+
+    def take_steps(self) -> dict[int, StepReport]:
+        """Return the newest reports on steps since the last call, by the rank's first process."""
+        taken, self._steps = self._steps, {}
+        found = {first: decode_report(data) for first, data in taken.items()}
+        return {first: report for first, report in found.items() if report is not None}
 
     def lost_by(self, first: int) -> set[int]:
         """Return the first processes of the ranks that a rank has lost.

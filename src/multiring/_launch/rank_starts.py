@@ -94,6 +94,7 @@ def rank_starts(
                 **({} if options.timeline is None else {"timeline": options.timeline}),
                 **({} if options.min_ranks is None else {"min_ranks": options.min_ranks}),
                 **({} if options.max_ranks is None else {"intake": rank}),
+                **({"record": True} if options.reports_steps else {}),
             )
             | torch_environment(place, local, options.variables)
             | (horovod_environment(environment, positions[rank]) if options.horovod else {}),

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import multiring.torch as mt
+from multiring._steps.step_counters import STEPS, log_metrics
 from multiring.data import Loader
 from multiring.errors import ArgumentError, StateError
 from multiring.training import options as options_file
@@ -222,6 +223,7 @@ class TrainingRun:
                 f"step {step}: the loss of rank {bad} is {told[bad]}; the last checkpoint in {self.folder} is "
                 "unchanged. Resume from it with a lower learning rate, or with clipping"
             )
+        log_metrics(step, loss=loss, learning_rate=float(own[3]))
         if step % self.options.log_every == 0:
             self._log(step, loss, float(own[3]))
         return "asked" if asked else "time" if is_over else ""
@@ -285,6 +287,7 @@ class TrainingRun:
     def _paused(self) -> AbstractContextManager[Any]:
         """Return a context whose time does not count as training."""
         paused = ExitStack()
+        paused.callback(STEPS.begin_window)
         for each in (self._report, self._balance):
             if each is not None:
                 paused.enter_context(each.paused())

@@ -35,8 +35,10 @@ from multiring._runtime.rails import reach
 from multiring._runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._runtime.tracing.event_log import EventLog
+from multiring._runtime.tracing.step_reporter import StepReporter
 from multiring._runtime.tracing.timeline import Timelines
 from multiring._settings import TIMELINE_LATER, JobNews, Settings, foreign_environment, vote_address
+from multiring._steps.step_counters import STEPS
 from multiring._topology import Topology, grid_of, neighbours
 from multiring.errors import ArgumentError, LaunchError, RendezvousError
 from multiring.planner import Pins
@@ -297,7 +299,11 @@ def _world(
             numbers = dict(zip(membership.ids, pids[1], strict=True))
             vote = GenerationVote(control, channel, numbers, services.generation, identity.job, least)
             vote.start()
-
+    events = EventLog(context.take_events)
+    reporter = None
+    if settings.record and settings.reports is not None and not STEPS.is_read:  # a process has one launcher
+        reporter = StepReporter(context, events.reader(), news.report_steps, membership)
+        reporter.start()
     return World(
         identity=identity,
         settings=settings,
@@ -310,8 +316,9 @@ def _world(
         rail_watch=rail_watch,
         control=control,
         vote=vote,
+        reporter=reporter,
         timelines=Timelines(membership, context, glossary, lambda name: group_named(name, services, membership)),
-        events=EventLog(context.take_events),
+        events=events,
         news=news,
     )
 

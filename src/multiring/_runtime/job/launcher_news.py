@@ -3,7 +3,7 @@
 import socket
 from contextlib import suppress
 
-from multiring._settings import RANK_JOINS, RANK_LOST, JobNews, roll_address
+from multiring._settings import RANK_JOINS, RANK_LOST, RANK_STEPS, JobNews, roll_address
 
 _PATIENCE_S = 0.5  # the launcher reads at once, and the kernel buffers ten messages
 
@@ -38,6 +38,13 @@ class LauncherNews:
         The launcher then does not report later failures of this rank as the cause.
         """
         self._tell(RANK_LOST % (self._rank, rank))
+
+    def report_steps(self, report: bytes) -> None:
+        """Send a report on this rank's steps, or drop it if the launcher cannot take it at once."""
+        if self._address is None:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as teller, suppress(OSError):
+            teller.sendto(RANK_STEPS + report, self._address)
 
     def _tell(self, words: bytes) -> None:
         if self._address is None or words in self._told:

@@ -23,6 +23,7 @@ from multiring._runtime.job.membership import Membership
 from multiring._runtime.rails.select import RailWatch
 from multiring._runtime.tracing.clocks import MessageTimeLimit
 from multiring._runtime.tracing.event_log import EventLog, EventReader
+from multiring._runtime.tracing.step_reporter import StepReporter
 from multiring._runtime.tracing.timeline import Timelines
 from multiring._settings import Settings
 
@@ -80,6 +81,7 @@ class World:
     rail_watch: RailWatch | None  # set if there are several rails
     control: Control | None  # set if there are other ranks
     vote: GenerationVote | None  # set if the ranks go on without lost ones
+    reporter: StepReporter | None  # set if the launcher keeps a record of the job
     timelines: Timelines
     events: EventLog
     news: LauncherNews
@@ -117,6 +119,8 @@ class World:
         glossary = self.services.glossary
         if self.vote is not None:
             self.vote.watch(end, membership.number)
+        if self.reporter is not None:
+            self.reporter.membership = membership
         return replace(
             self,
             membership=membership,
@@ -162,6 +166,8 @@ class World:
         # If this rank fails by itself, the other ranks have not detected the failure yet and do not wait for its
         # timeline.
         is_wanted = announce or self.context.has_failed()
+        if self.reporter is not None:
+            self.reporter.stop()
         if len(self.membership.topology.hosts) > 1 and self.timelines.path is not None:
             most_s = min(self.settings.stall_warn_s, _MOST_TIMELINE_S) if announce else grace_s
             patience = MessageTimeLimit(most_s, self.services.rank_status.leave())

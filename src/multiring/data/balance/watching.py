@@ -3,17 +3,16 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from multiring._runtime import event_reader, is_initialized
-from multiring._runtime.events import Event, event_of
+from multiring._runtime.tracing.wait_split import rows_of, split_of
 from multiring.data.balance.decision import Balance, TrainingCounts, balance_of
 from multiring.data.feeding.loader import Loader
 from multiring.errors import StateError
 
 Gather = Callable[[TrainingCounts], list[TrainingCounts]]
-Span = tuple[float, float]
 
 
 class BalanceWatch:
@@ -31,9 +30,6 @@ class BalanceWatch:
         # A rank that is bound to some cores does not share these cores.
         self._cores = float(own) if own < every else own / host_ranks
         self._events = event_reader() if is_initialized() else None
-        self._wire: list[Span] = []
-        self._waits: list[Span] = []
-        self._absent: list[Span] = []
         self._totals: dict[str, float] = defaultdict(float)
         self._began: dict[str, float] | None = self._now()
         loader.attend_by(self._look)
@@ -74,14 +70,10 @@ class BalanceWatch:
         """
         if self._events is None or self._began is None:
             return
-        events = [event_of(raw, 0) for raw in self._events.take()]
-        wire, waits, absent = spans_of(events)
-        self._totals["wire"] += length(merged(wire))
-        self._totals["exposed"] += length(common(merged(wire), merged(waits)))
-        # Time in which an operation is running does not count as waiting for other ranks.
-        alone = length(common(merged(absent), merged(waits)))
-        both = length(common(common(merged(absent), merged(waits)), merged(wire)))
-        self._totals["peers"] += alone - both
+        split = split_of(rows_of(self._events.take()))
+        self._totals["wire"] += split.collective_s
+        self._totals["exposed"] += split.exposed_s
+        self._totals["peers"] += split.peers_s
 
     def counted(self) -> TrainingCounts:
         """Return this rank's measurements."""
@@ -115,47 +107,3 @@ class BalanceWatch:
             raise StateError("balance: the loader has not yielded a batch; finish after the first step")
         own = self.counted()
         return balance_of([own] if self._gather is None else self._gather(own))
-
-
-def spans_of(events: Iterable[Event]) -> tuple[list[Span], list[Span], list[Span]]:
-    """Return the spans of running operations, waiting threads, and waits for ranks.
-
-    A wait for ranks begins when an operation starts, and ends when all ranks have posted it.
-    """
-    wire, waits, absent = [], [], []
-    for each in events:
-        if each.kind == "wait":
-            waits.append((each.start_s, each.end_s))
-        elif each.kind == "operation" and each.agreed_s is not None:
-            absent.append((each.start_s, each.agreed_s))
-            wire.append((each.agreed_s, each.end_s))
-    return wire, waits, absent
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of time spans as sorted spans without overlaps."""
-    found: list[Span] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def common(some: list[Span], others: list[Span]) -> list[Span]:
-    """Return the intersection of two merged lists of spans."""
-    found, turn = [], 0
-    for begin, end in some:
-        while turn < len(others) and others[turn][1] <= begin:
-            turn += 1
-        here = turn
-        while here < len(others) and others[here][0] < end:
-            found.append((max(begin, others[here][0]), min(end, others[here][1])))
-            here += 1
-    return found
-
-
-def length(spans: Iterable[Span]) -> float:
-    """Return the total seconds of merged spans."""
-    return sum(end - begin for begin, end in spans)

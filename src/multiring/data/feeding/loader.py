@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
 
+from multiring._steps.step_counters import STEPS
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, WantedSamples, wanted_by
 from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
@@ -249,7 +250,7 @@ class Loader:
                 began = time.monotonic()
                 for step in islice(source, self._crew_of.ahead + 1 - len(under_way)):
                     under_way.append((step, self._started(wanted_by(self.samples, step))))
-                self.waited_s += time.monotonic() - began
+                self._count_wait(began)
                 if not under_way:
                     return
                 step, started = under_way.popleft()
@@ -262,6 +263,11 @@ class Loader:
         finally:
             for _, (job, crew) in under_way:
                 crew.drop(job)
+
+    def _count_wait(self, began_s: float) -> None:
+        waited_s = time.monotonic() - began_s
+        self.waited_s += waited_s
+        STEPS.input_s += waited_s
 
     def _started(self, wanted: WantedSamples) -> _Started:
         while True:
@@ -297,7 +303,7 @@ class Loader:
             started, failures, lists = self._waited(self._begun_anew(started, types, under_way))
         job, crew = started
         batch: Batch = {**crew.hand_over(job), **lists}
-        self.waited_s += time.monotonic() - began
+        self._count_wait(began)
         self.batches += 1
         for name, each in job.spent().items():
             self.spent[name] += each

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from multiring._frontend.lifecycle import rank, size
 from multiring._runtime.job.job import is_rank
+from multiring._steps.step_counters import with_timed_waits
 from multiring.data import Share, seed_for
 from multiring.errors import StateError
 from multiring.torch.collectives.allreduce import allreduce
@@ -139,7 +140,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._follow_job()
         self._advance_epochs()
         self._draw_other_seeds()
-        batches = super().__iter__()
+        batches = with_timed_waits(super().__iter__())
         # The pass keeps its own counts, because another pass may begin before it ends.
         counted = iter(batches) if self._order is None else _counted(batches, self._order.counts)
         return self._handed_out(counted)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from multiring._former_names import refuse
 from multiring._frontend.errors import internal_errors
 from multiring._runtime import Group
+from multiring._steps.step_counters import STEPS
 from multiring.convergence.adascale import AdaScale
 from multiring.convergence.convergence_concerns import Facts, concerns
 from multiring.convergence.critical_batch import Advice, recommend_batch_size
@@ -23,6 +24,7 @@ from multiring.torch.gradients.distributed import Distributed, setup_of
 from multiring.torch.step.gradients import norms_of, square_of
 from multiring.torch.step.stages import Mark, StepContext, stages_of
 
+_FEW = 8  # measurements without which no noise scale is shown
 _SKETCH = 4096  # the size of a sketch; norms then have an independent error of 2 % at each measurement
 
 
@@ -81,8 +83,8 @@ class NoiseWatch:
 
     def report(self) -> str:
         """Return a line of text with the noise scale, or with the number of measurements that it needs."""
-        if len(self._known) < 8:
-            return f"noise scale: {len(self._known)} of at least 8 measurements; a longer run is needed"
+        if len(self._known) < _FEW:
+            return f"noise scale: {len(self._known)} of at least {_FEW} measurements; a longer run is needed"
         left = self._known.steps_needed()
         more = "" if left == 0 else ", too noisy yet" if left < 0 else f", to 25 % in {left * self._every} more steps"
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
@@ -150,6 +152,8 @@ class NoiseWatch:
             if self._adascale is not None:
                 self._adascale.add(sample)
             self._measured += 1
+            if STEPS.is_read and STEPS.wants_metrics and len(self._known) >= _FEW:
+                STEPS.keep("noise_scale", self.value)
             if self._warns and self._measured % 16 == 0:
                 self._warn()
 

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from multiring._web.guard import Guard
 from multiring.errors import ArgumentError, DataError, MultiringError, StateError, UnsupportedError
-from multiring.vision.labelling.access import COOKIE, Guard
 from multiring.vision.labelling.frames import make_frames, videos_without_frames
 from multiring.vision.labelling.previews import SIDES, PreviewCache
 from multiring.vision.labelling.proposals import ProposalStore
@@ -24,6 +24,7 @@ from multiring.vision.project.folder import VisionProject
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".svg": "image/svg+xml"}
+COOKIE = "multiring_label"
 _DEEPEST = 24  # levels of a JSON text: a polygon has 7
 Told = Mapping[str, Any]
 
@@ -179,7 +180,7 @@ def create_application(service: LabellingService, host: str = "127.0.0.1", token
         Route("/picture", partial(_preview, service)),
     ]
     application = Starlette(routes=routes, exception_handlers={MultiringError: _told})
-    guard = Guard(application, host, token)
+    guard = Guard(application, host, token, COOKIE)
     application.state.guard = guard
     return guard
 

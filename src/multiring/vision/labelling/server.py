@@ -7,9 +7,9 @@ from pathlib import Path
 
 import uvicorn
 
-from multiring.vision.access.loopback import is_loopback
-from multiring.vision.access.token_files import read_tokens
-from multiring.vision.labelling.access import listening_socket
+from multiring._web.guard import listening_socket
+from multiring._web.loopback import is_loopback
+from multiring._web.token_files import read_tokens
 from multiring.vision.labelling.application import LabellingService, create_application
 
 

@@ -18,9 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from multiring._version import VERSION
+from multiring._web.bearer_tokens import BearerTokens
+from multiring._web.loopback import is_loopback
+from multiring._web.openmetrics import CONTENT_TYPE
 from multiring.data.readers.limits import Limits
 from multiring.errors import DataError
-from multiring.vision.access.loopback import is_loopback
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.pictures import PictureTooLargeError, Pixels, decode_picture
@@ -28,7 +30,7 @@ from multiring.vision.predicting.predictors import MOST_SIDE, answer_values, req
 from multiring.vision.serving.batching import Arrays, BatchLimits, DynamicBatcher
 from multiring.vision.serving.bodies import discard_body, files_of, read_body
 from multiring.vision.serving.limits import Admission, HeldBytes, ServerLimits
-from multiring.vision.serving.metrics import CONTENT_TYPE, ServerMetrics
+from multiring.vision.serving.metrics import ServerMetrics
 from multiring.vision.serving.openapi import openapi
 from multiring.vision.serving.refusals import (
     BAD_REQUEST,
@@ -41,7 +43,6 @@ from multiring.vision.serving.refusals import (
 )
 from multiring.vision.serving.repository import ModelRepository, ServedModel, metadata
 from multiring.vision.serving.tensors import TensorLimits, read_request, write_response
-from multiring.vision.serving.tokens import BearerTokens
 
 Handler = Callable[[Request], Awaitable[Response]]
 _HEADER_LENGTH = "Inference-Header-Content-Length"

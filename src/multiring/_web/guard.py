@@ -1,4 +1,4 @@
-"""Who may use the page: the address it listens on, tokens, the names it answers to, and sizes of requests."""
+"""Who may use a page: the address it listens on, tokens, the names it answers to, and sizes of requests."""
 
 import asyncio
 import hashlib
@@ -7,19 +7,19 @@ import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
+from multiring._web.loopback import is_loopback
 from multiring.errors import ArgumentError
-from multiring.vision.access.loopback import is_loopback
 
-MOST_BYTES = 32 << 20  # of a request's body: the masks of a large picture
+MOST_BYTES = 32 << 20  # of a request's body, by default: the masks of a large picture
 _BODY_S = 30.0  # the time in which a body must arrive
-# A page of another site cannot send this header without asking, and the answer is no. So it cannot change labels in
+# A page of another site cannot send this header without asking, and the answer is no. So it cannot change anything in
 # the name of somebody whose browser is logged in.
 WRITES = "x-multiring"
-COOKIE = "multiring_label"
-# What anybody may fetch: the page itself, which has no data of the project, and the exchange of a token for a cookie.
+# What anybody may fetch: the page itself, which has no data, and the exchange of a token for a cookie.
 _OPEN = ("/", "/page/", "/api/session")
 _HEADERS = {
     "content-security-policy": (
@@ -38,7 +38,24 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class AddressOptions:
+    """The spelling of the user's options, for errors: the address, its port, and the file of the token."""
+
+    host: str = "--host"
+    port: str = "--port"
+    token_file: str = "--token-file"  # noqa: S105 -- an option's name
+
+    def require_token(self, host: str, token: str | None) -> None:
+        """Raise ArgumentError if other machines can reach `host`, and there is no token."""
+        if token is None and not is_loopback(host):
+            raise ArgumentError(f"{self.host} {host}: other machines can reach it, so it needs a {self.token_file}")
+
+
+OPTIONS = AddressOptions()
+
+
+def listening_socket(host: str, port: int, options: AddressOptions = OPTIONS) -> socket.socket:
     """Return a socket that listens on an address. Port 0 takes a free one.
 
     Raises:
@@ -47,7 +64,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ArgumentError(f"--host {host!r}: want an address of this machine ({error})") from error
+        raise ArgumentError(f"{options.host} {host!r}: want an address of this machine ({error})") from error
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +74,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listening.close()
         raise ArgumentError(
             f"cannot listen on {host} port {port}: {error.strerror}. Another program may use the port: choose one with "
-            "--port, or 0 for a free one"
+            f"{options.port}, or 0 for a free one"
         ) from error
     return listening
 
@@ -67,12 +84,24 @@ class Guard:
 
     It refuses names of other sites (DNS rebinding), writes without the header (requests of other sites), requests
     without the token if there is one, and bodies that are too large or too slow.
+
+    Args:
+        application: what answers the requests that may pass.
+        host: the address that the server listens on.
+        token: the token that requests need; None if they need none.
+        cookie: the name of the cookie that a browser gets for the token.
+        most_bytes: the largest body of a request.
+
+    Raises:
+        ArgumentError: other machines can reach `host`, and there is no token.
     """
 
-    def __init__(self, application: Application, host: str, token: str | None) -> None:
-        if token is None and not is_loopback(host):
-            raise ArgumentError(f"--host {host}: other machines can reach it, so it needs a --token-file")
+    def __init__(
+        self, application: Application, host: str, token: str | None, cookie: str, most_bytes: int = MOST_BYTES
+    ) -> None:
+        OPTIONS.require_token(host, token)
         self._application = application
+        self.cookie, self._most_bytes = cookie, most_bytes
         self._is_local = is_loopback(host)
         self._names = {"localhost", host.lower()}
         if not self._is_local:
@@ -85,9 +114,13 @@ class Guard:
             return None
         return self._session(self._token)
 
+    def lets_in(self, scope: Message) -> bool:
+        """Return whether a request has the token, or needs none."""
+        return self._token is None or self._may(_headers(scope))
+
     def _session(self, token: str) -> str:
         # The cookie is no copy of the token, and it stays valid when the program starts again.
-        return hmac.new(token.encode(), b"multiring vision label", hashlib.sha256).hexdigest()
+        return hmac.new(token.encode(), self.cookie.encode(), hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request, or let it pass."""
@@ -100,9 +133,9 @@ class Guard:
         refusal = self._refusal(_headers(scope), scope["method"], scope["path"])
         if refusal is None:
             try:
-                body = await asyncio.wait_for(_body(receive, MOST_BYTES), _BODY_S)
+                body = await asyncio.wait_for(_body(receive, self._most_bytes), _BODY_S)
             except OverflowError:
-                refusal = 413, f"a request has at most {MOST_BYTES} bytes"
+                refusal = 413, f"a request has at most {self._most_bytes} bytes"
             except asyncio.TimeoutError:
                 refusal = 408, f"a request must arrive within {_BODY_S:g} s"
         if refusal is not None:
@@ -116,8 +149,8 @@ class Guard:
         if method not in {"GET", "HEAD"} and WRITES not in headers:
             return 403, f"a request that writes needs the header {WRITES}"
         size = headers.get("content-length", "0")
-        if not size.isdecimal() or len(size) > 18 or int(size) > MOST_BYTES:
-            return 413, f"a request has at most {MOST_BYTES} bytes"
+        if not size.isdecimal() or len(size) > 18 or int(size) > self._most_bytes:
+            return 413, f"a request has at most {self._most_bytes} bytes"
         is_open = path in _OPEN or path.startswith("/page/")
         if self._token is not None and not is_open and not self._may(headers):
             return 401, "want the token"
@@ -143,7 +176,7 @@ class Guard:
         if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode()):
             return True
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return False
         return cookie is not None and hmac.compare_digest(cookie.value.encode(), self._session(self._token).encode())
@@ -189,9 +222,8 @@ def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message["headers"]}
-            added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-            if b"cache-control" not in present:
-                added.append((b"cache-control", b"no-store"))
+            every = {**_HEADERS, "cache-control": "no-store"}
+            added = [(name.encode(), text.encode()) for name, text in every.items() if name.encode() not in present]
             message = {**message, "headers": [*message["headers"], *added]}
         await send(message)
 

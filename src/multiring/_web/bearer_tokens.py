@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from multiring.vision.access.token_files import read_tokens
+from multiring._web.token_files import read_tokens
 
 
 class BearerTokens:

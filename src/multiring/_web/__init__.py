@@ -1,0 +1,1 @@
+"""Parts of web servers: who may reach one, files of tokens, a small server, and OpenMetrics text."""

@@ -1,1 +1,0 @@
-"""Who may reach a server of this machine: loopback addresses, and files of tokens."""
