@@ -176,6 +176,15 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("vision_training.md", "multiring vision eval shapes on-two --compare classify --production"): Read(
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),
+    **{
+        ("live.md", command): Read("tests/wire/test_run_live.py and tests/page/test_live_page.py use such options")
+        for command in (
+            "multiring run -n 4 --page 8080 train.py",
+            "multiring run -n 4 --record run.jsonl train.py",
+            "multiring run -n 4 --page 0.0.0.0:8080 --page-token-file token train.py",
+        )
+    },
+    ("live.md", "python benchmarks/promises/live_cost.py"): Read("it measures for minutes"),
     ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
         "its ranks go on after a loss; tests/wire/test_shrinking.py"
     ),
