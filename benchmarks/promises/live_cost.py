@@ -127,7 +127,7 @@ def train(width: int, seconds: float) -> None:
         inputs, classes = torch.randn(16, 64, generator=generator), torch.randint(0, 10, (16,), generator=generator)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), classes)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
         optimizer.step()
         steps += 1
         multiring.log_metrics(step=steps, loss=loss)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from multiring._cli.run_live import PageAddress
+from multiring._launch.live_page import PageAddress
 from multiring._launch.live_record import LiveRecord, read_record
 from multiring._launch.live_state import Curve, LiveState
 from multiring._runtime.tracing.wait_split import rows_of, split_of
@@ -43,7 +43,7 @@ def values_of(state: LiveState) -> dict[str, float]:
     """Return the samples of the metrics by name and labels, as a parser of OpenMetrics reads them."""
     text = state.metrics().encode("utf-8", "replace").decode()
     found = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]  # it has no types
         assert family.documentation
         assert family.type in {"counter", "gauge"}
         for sample in family.samples:
@@ -132,7 +132,8 @@ def test_what_a_program_may_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert (steps.metrics["loss"], steps.metrics["one"]) == (2.0, 0.5)
     with pytest.raises(ArgumentError, match=r"log_metrics: two is not one number"):
         log_metrics(two=np.ones(2))
-    log_metrics(**{"x" * 101: 1.0}, **{f"metric {number}": 1.0 for number in range(100)})
+    many: dict[str, Any] = {"x" * 101: 1.0} | {f"metric {number}": 1.0 for number in range(100)}
+    log_metrics(**many)
     assert len(steps.metrics) == step_counters.MOST_METRICS
     assert [each.levelname for each in caplog.records] == ["WARNING"]  # once
 
@@ -147,6 +148,7 @@ def test_a_report_arrives_as_it_was_sent() -> None:
     assert len(data) <= MOST_REPORT_BYTES
     assert decode_report(data) == StepReport(metrics={})
     told = report.to_json()
+    wrong: Any
     for wrong in (
         {"steps": "3"},
         {"steps": True},

@@ -109,7 +109,8 @@ def test_a_job_is_seen_while_it_runs_and_after_a_restart(
     job = running.wait_for(has_steps)
     assert job["curves"]["loss"][-1][1] == "NaN"
     assert job["ranks"][1]["step"]["waiting"] > 0
-    families = {each.name: each for each in text_string_to_metric_families(running.ask("/metrics")[1])}
+    found = text_string_to_metric_families(running.ask("/metrics")[1])  # type: ignore[no-untyped-call]  # it has no types
+    families = {each.name: each for each in found}
     assert {each.labels["rank"] for each in families["multiring_steps"].samples} == {"0", "1"}
     assert running.ask("/")[0] == 200
     victim = (tmp_path / "pid-1").read_text()

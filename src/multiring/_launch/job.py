@@ -157,6 +157,7 @@ class Job:
             self._end_everyone()
             self._conclude()
             self._write_all()
+            self._note_signals()  # one that came at the very end
         return self._code or 0
 
     # -- methods for a subclass to override
@@ -365,6 +366,7 @@ class Job:
             self._pass_on(number)
             return
         if self._kill_at is not None:
+            self.was_stopped = True  # if a failure is stopping the job, it is not started again
             # At a time limit Slurm sends SIGTERM twice at once, and means one request.
             is_repeated = number == signal.SIGTERM and time.monotonic() < self._asked_s + _REPEATED_S
             if not (is_repeated and "SLURM_JOB_ID" in inherited_environment()):
@@ -434,8 +436,14 @@ class Job:
             for stream in (member.out, member.err):
                 stream.drain()
                 stream.close()
-        while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
+        while not (self._out.is_empty and self._err.is_empty) and not self._note_signals():
             self._wait_for_reader()
+
+    def _note_signals(self) -> bool:
+        """Return whether a signal has come after the processes' end. One that asks for the end prevents a restart."""
+        numbers = self._signals.take()
+        self.was_stopped |= any(number not in PASSED_ON for number in numbers)
+        return bool(numbers)
 
 
 def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:
