@@ -154,6 +154,8 @@ def test_a_report_arrives_as_it_was_sent() -> None:
         {"steps": True},
         {"steps": 1 << 70},
         {"wall_s": None},
+        {"wall_s": math.nan},
+        {"busy_s": math.inf, "metrics": {"a": math.inf}},
         {"metrics": []},
         {"metrics": {"a": "nan"}},
         {"rails": [{}]},
@@ -233,7 +235,8 @@ def test_the_page_and_the_metrics_say_what_the_record_says() -> None:
                     ),
                 ),
                 recorded(1, 20, StepReport()),
-                recorded(7, 20, StepReport()),  # there is no such rank
+                recorded(-1, 20, StepReport()),  # there is no such rank
+                recorded(1 << 20, 20, StepReport()),
                 b'{"kind":"steps","rank":0}',
                 b'{"kind":"ended","rank":1,"code":-9,"how":"killed by SIGKILL","at_s":21}',
                 b'{"kind":"said","text":3}',
@@ -261,6 +264,9 @@ def test_the_page_and_the_metrics_say_what_the_record_says() -> None:
     state.take(recorded(0, 32, StepReport(steps=1, wall_s=0.5)))  # its program has joined anew
     state.take(recorded(0, 33, StepReport(steps=3, wall_s=1.5)))
     assert state.ranks[0].step()["compute"] == pytest.approx(0.5)
+    state.take(recorded(3, 34, StepReport(ranks=4)))  # a newcomer
+    assert [each.host for each in state.ranks] == ["a"] * 4
+    state.take(b'{"kind":"start","hosts":[["a",1e9]]}')
     state.take(b'{"kind":"job","format":1}')
     assert (state.ranks, state.starts) == ([], 0)
 

@@ -14,7 +14,7 @@ from multiring._web.openmetrics import MeasuredValues, Metric, openmetrics_text
 PARTS = ("compute", "input", "waiting", "collective")  # of a step: they sum to it
 _WINDOW_S = 10.0  # the newest time of which the page shows a step's parts
 _MOST_POINTS = 600  # of a curve
-_MOST_CURVES, _MOST_TEXTS = 32, 200
+_MOST_CURVES, _MOST_TEXTS, _MOST_RANKS = 32, 200, 1 << 16
 
 
 class Curve:
@@ -118,7 +118,8 @@ class LiveState:
     def _begin_start(self, line: Mapping[str, Any]) -> None:
         self.starts += 1
         try:
-            self.ranks = [LiveRank(_text(name)) for name, count in line["hosts"] for _ in range(count)]
+            hosts = [_text(name) for name, count in line["hosts"] for _ in range(min(count, _MOST_RANKS))]
+            self.ranks = [LiveRank(each) for each in hosts[:_MOST_RANKS]]
         except (KeyError, TypeError, ValueError):
             self.ranks = []
 
@@ -144,7 +145,11 @@ class LiveState:
 
     def _rank(self, line: Mapping[str, Any]) -> LiveRank | None:
         number = line.get("rank")
-        return self.ranks[number] if isinstance(number, int) and 0 <= number < len(self.ranks) else None
+        if not isinstance(number, int) or not 0 <= number < _MOST_RANKS:
+            return None
+        while self.ranks and number >= len(self.ranks):  # a newcomer, which --max-ranks starts on the same host
+            self.ranks.append(LiveRank(self.ranks[-1].host))
+        return self.ranks[number] if self.ranks else None
 
     def snapshot(self) -> dict[str, Any]:
         """Return what the page shows, as JSON's values."""

@@ -128,6 +128,6 @@ def _rail_in(told: Mapping[str, Any]) -> RailTotals:
 def _checked(value: Any, *, is_whole: bool = False) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
         raise TypeError
-    if not -_MOST_COUNT < value < _MOST_COUNT and is_whole:
+    if not (-_MOST_COUNT < value < _MOST_COUNT if is_whole else math.isfinite(value)):
         raise ValueError
     return value if is_whole else float(value)
