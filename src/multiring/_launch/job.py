@@ -157,7 +157,7 @@ class Job:
             self._end_everyone()
             self._conclude()
             self._write_all()
-            self._note_signals()  # one that came at the very end
+            self.was_stopped |= self._signals.have_asked_for_end  # perhaps at the very end
         return self._code or 0
 
     # -- methods for a subclass to override
@@ -436,14 +436,8 @@ class Job:
             for stream in (member.out, member.err):
                 stream.drain()
                 stream.close()
-        while not (self._out.is_empty and self._err.is_empty) and not self._note_signals():
+        while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
             self._wait_for_reader()
-
-    def _note_signals(self) -> bool:
-        """Return whether a signal has come after the processes' end. One that asks for the end prevents a restart."""
-        numbers = self._signals.take()
-        self.was_stopped |= any(number not in PASSED_ON for number in numbers)
-        return bool(numbers)
 
 
 def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:

@@ -22,6 +22,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._caught: list[int] = []
+        self.have_asked_for_end = False  # whether a signal that is not forwarded has come
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -56,6 +57,7 @@ class StopSignals:
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         self._caught.append(number)
+        self.have_asked_for_end |= number not in PASSED_ON
 
     def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
         self._former[number] = signal.signal(number, handler)
