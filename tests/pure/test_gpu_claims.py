@@ -73,7 +73,8 @@ def printed(tree: ast.Module) -> list[str]:
 def test_what_is_printed_about_devices_says_it() -> None:
     """Each module that prints about GPUs says what was not run on several; the others are listed with the reason."""
     texts = {str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")}
-    silent, saying = set(), set()
+    silent: set[str] = set()
+    saying: set[str] = set()
     for name, text in texts.items():
         told = printed(ast.parse(text)) if _DEVICES.search(text) else []
         if any(_DEVICES.search(each) for each in told):
