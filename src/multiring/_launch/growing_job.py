@@ -15,7 +15,7 @@ from multiring._launch.vote_point import VotePoint
 from multiring._runtime.failures.formation_place import FormationPlace
 from multiring._settings import environment_of, intake_address
 
-_MOST_EARLY = 3  # newcomers in a row that end before their first commit, and are the last ones
+_MOST_UNSETTLED = 3  # newcomers in a row that end before their first commit, and are the last ones
 _LONGEST_PAUSE_S = 60.0  # between a loss and the start of its newcomer
 
 
@@ -45,7 +45,7 @@ class GrowingJob(ShrinkingJob):
         self._intake_place = intake_address(reports), name, [(secret.decode(), name) for _ in starts], self._most
         self._wanted = [0.0] * (self._most - len(starts))  # when to start newcomers
         self._pause_s = 0.0
-        self._early = 0
+        self._unsettled = 0
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         super()._open(stack)
@@ -76,7 +76,7 @@ class GrowingJob(ShrinkingJob):
             self._intake.has_committed = False
             self._errors.clear()
         if self._intake.is_settled:
-            self._intake.is_settled, self._pause_s, self._early = False, 0.0, 0
+            self._intake.is_settled, self._pause_s, self._unsettled = False, 0.0, 0
         for at in [each for each in self._due() if time.monotonic() >= each]:
             self._wanted.remove(at)
             if self._code is None:
@@ -128,11 +128,11 @@ class GrowingJob(ShrinkingJob):
             self._tell_failure(member)
         else:
             super()._go_on_without(member)
-        self._early += number >= len(self._starts) and not self._intake.is_settled_in(number)
+        self._unsettled += number >= len(self._starts) and not self._intake.is_settled_in(number)
         if self._code is not None or any(map(self._has_done, self._members)):
             return
-        if self._early >= _MOST_EARLY:
-            self._say(f"{self._early} newcomers in a row have ended before their first commit: no more are started")
+        if self._unsettled >= _MOST_UNSETTLED:
+            self._say(f"{self._unsettled} newcomers in a row have ended before their first commit: no more are started")
         elif self._left == 0:
             self._say("the limit of --reset-limit is reached: no more newcomers are started")
         else:

@@ -22,7 +22,7 @@ from multiring._frontend.process_sets import (
 from multiring._frontend.requests.failures import noted_error
 from multiring._runtime.job.job import come_in, let_in, lets_in, may_go_on, newcomers, succeed, waits_outside
 from multiring._runtime.job.leaving import EXIT_CODE as LEFT_CODE
-from multiring._runtime.job.leaving import LeaveRequest, leave_early
+from multiring._runtime.job.leaving import LeaveRequest, leave_at_commit
 from multiring.errors import MultiringError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Rejoining:
         is_at_commit, self.is_at_commit = self.is_at_commit, False
         if is_at_commit and self.leave_request.has_come:
             close_sets()
-            leave_early()
+            leave_at_commit()
             raise SystemExit(LEFT_CODE)
         if is_at_commit and lets_in():
             self._let_in()

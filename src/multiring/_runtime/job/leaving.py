@@ -46,7 +46,7 @@ class LeaveRequest:
         vote.ask_for_end()
 
 
-def leave_early() -> None:
+def leave_at_commit() -> None:
     """Leave the job at a commit, while the other ranks go on.
 
     Every other rank calls `succeed` or `let_in` at the same commit.
