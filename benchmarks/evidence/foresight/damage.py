@@ -9,9 +9,12 @@ there was no failure.
 """
 
 import argparse
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
 from tests.pure.test_damaged_files import readers
 from tests.support.damage import complaint, damaged
