@@ -1,0 +1,136 @@
+"""Grade predicted times of plans in labs that are drawn by a seed.
+
+    sudo python benchmarks/evidence/foresight/labs.py [--seed 1] [--labs 14] [--file F]
+
+Each lab is built twice. In each, `multiring probe` measures the links, and all plans of three sizes are timed. A plan's
+time in one building is predicted with the constants that were probed in the other one, so no prediction knows the
+building that grades it. Repeatability is the relative difference of a plan's two times. Each building is a line of the
+file, and is left out if it is there; the summary is that of all lines with this seed.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
+
+from benchmarks.evidence.jobs.job import ROOT, LabJob
+from benchmarks.evidence.planner.main import JOB_S, RANK
+
+KIB, MIB = 2**10, 2**20
+MOST_RANKS = 8
+APART = 1.1  # plans whose times differ by more than this have an order
+
+
+def labs_of(seed: int, count: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the options of labs, each with the sizes to time in it: one small, two large."""
+    drawn = random.Random(seed)  # noqa: S311 -- labs are drawn, not secrets
+    found = []
+    for _ in range(count):
+        hosts = drawn.choice((2, 3, 4, 6, 8))
+        slots = drawn.randint(1, MOST_RANKS // hosts)
+        rate = drawn.choice((50, 100, 200, 400, 800))
+        words = f"--hosts {hosts} --slots {slots} --link {rate}mbit"
+        kind = drawn.choice(("plain", "racks", "rails"))
+        if kind == "racks" and hosts % 2 == 0 and hosts > 2:
+            words += f" --rack 2 --uplink {rate // 2 * drawn.choice((1, 2))}mbit"
+        if kind == "rails":
+            words += f" --rail {rate // drawn.choice((1, 2, 4))}mbit"
+        second_bytes = rate * 125_000
+        sizes = drawn.choice((1, 4, 16)) * KIB, *sorted(second_bytes // drawn.randint(2, 16) // 64 * 64 for _ in "ab")
+        found.append((words, tuple(dict.fromkeys(sizes))))
+    return found
+
+
+def built(lab: str, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Build a lab, and return what its rank 0 measured for each size.
+
+    Raises:
+        TimeoutError: it did not measure all sizes in time.
+    """
+    with LabJob(lab, RANK, "plans", ",".join(map(str, sizes))) as job:
+        job.wait_for(lambda heard: len(heard) == len(sizes), JOB_S)
+        return list(job.heard)
+
+
+def plans_of(word: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return the predicted and the measured seconds of each plan, by the plan."""
+    keys = ("algorithm", "grid", "shares", "segment_bytes")
+    return {
+        json.dumps([each[key] for key in keys]): (each["predicted_s"], median(each["seconds"]))
+        for each in word["plans"]
+    }
+
+
+def pairs_of(records: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, tuple[float, float]], Any]]:
+    """Yield (size, plans in the one building, plans in the other) in both directions."""
+    by_lab: dict[str, list[dict[str, Any]]] = {}
+    for each in records:
+        by_lab.setdefault(each["lab"], []).append(each)
+    for one, other in (each for each in by_lab.values() if len(each) == 2):
+        for first, second in zip(one["words"], other["words"], strict=True):
+            yield first["size"], plans_of(first), plans_of(second)
+            yield first["size"], plans_of(second), plans_of(first)
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """Return the errors of the chosen plans, the repeatability, and the order of plans."""
+    errors, differences, right, wrong = [], [], 0, 0
+    for _, predicted, measured in pairs_of(records):
+        common = [plan for plan in predicted if plan in measured]
+        if not common:
+            continue
+        chosen = common[0]
+        errors.append(abs(predicted[chosen][0] / measured[chosen][1] - 1))
+        differences.append(abs(predicted[chosen][1] / measured[chosen][1] - 1))
+        for a, b in combinations(common, 2):
+            ratio = measured[a][1] / measured[b][1]
+            if max(ratio, 1 / ratio) > APART:
+                is_right = (predicted[a][0] < predicted[b][0]) == (ratio < 1)
+                right, wrong = right + is_right, wrong + (not is_right)
+    if not errors:
+        return "no lab was built twice yet"
+    errors.sort()
+    tau = (right - wrong) / max(1, right + wrong)
+    return (
+        f"{len(errors)} predictions: median error {median(errors):.1%}, 95th percentile "
+        f"{errors[int(0.95 * (len(errors) - 1))]:.1%}; repeatability {median(differences):.1%}; "
+        f"Kendall's tau {tau:.2f} of {right + wrong} pairs of plans"
+    )
+
+
+def main() -> None:
+    """Build the labs that are not in the file, and print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--labs", type=int, default=14)
+    parser.add_argument("--file", type=Path, default=ROOT / "build" / "evidence_foresight_labs.jsonl")
+    arguments = parser.parse_args()
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    lines = arguments.file.read_text().splitlines() if arguments.file.exists() else []
+    records = [each for each in map(json.loads, lines) if each["seed"] == arguments.seed]
+    done = {(each["lab"], each["building"]) for each in records}
+    for building in range(2):
+        for lab, sizes in labs_of(arguments.seed, arguments.labs):
+            if (lab, building) in done:
+                continue
+            try:
+                words = built(lab, sizes)
+            except TimeoutError as error:
+                print(f"{lab}: {error}", flush=True)
+                continue
+            records.append({"seed": arguments.seed, "lab": lab, "building": building, "words": words})
+            with arguments.file.open("a") as out:
+                out.write(json.dumps(records[-1]) + "\n")
+            print(f"{lab}: {len(words)} sizes", flush=True)
+    print(summary(records))
+
+
+if __name__ == "__main__":
+    main()
