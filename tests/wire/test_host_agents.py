@@ -499,3 +499,17 @@ def test_the_reason_of_a_loss_is_not_what_was_printed_before_the_agent_came() ->
         process.stdin.write(b"on\n")
         process.wait(60)
         assert late.reason() == "srun was killed by SIGKILL"
+
+
+def test_a_signal_before_all_nodes_have_come_ends_the_job_and_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("--nodes", "2", "--node-rank", "0", "--meet", f"127.0.0.1:{port}", "-n", "1", "true")
+    process = started(*words, MULTIRING_SECRET="of the test")  # noqa: S106 -- of the test
+    assert process.stderr is not None
+    while "waiting for node 1" not in process.stderr.readline():
+        assert process.poll() is None
+    process.terminate()
+    code, _, err = told(process)
+    assert code == 143
+    assert "multiring: SIGTERM received; no rank was started\n" in err

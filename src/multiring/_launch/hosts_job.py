@@ -11,7 +11,7 @@ from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.live_record import JobRecorder
 from multiring._launch.local_job import LONG_S
 from multiring._launch.logs import open_log
-from multiring._launch.rank_reports import ANY
+from multiring._launch.rank_reports import ANY, name_of
 from multiring._runtime.bootstrap.addresses import TcpAddress
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._settings import JobNews
@@ -132,6 +132,7 @@ class HostsJob(HostsLoop):
             self._do_more()
             for number in self._signals.take():
                 if number not in (signal.SIGUSR1, signal.SIGUSR2):
+                    self._say(f"{name_of(number)} received; no rank was started")
                     self.was_stopped, self._code = True, 128 + number
                     return False
         self._is_waiting = False
