@@ -17,6 +17,7 @@ from multiring._launch.job_process import JobProcess
 from multiring._launch.live_record import JobRecorder
 from multiring._launch.output import ShownOutput
 from multiring._launch.pickled_call import CallFolder
+from multiring._launch.signals import PASSED_ON
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._steps.step_report import report_in
 from multiring._version import VERSION
@@ -311,6 +312,7 @@ class HostsLoop(Job):
 
     def _on_signal_elsewhere(self, session: HostSession, message: Message) -> None:
         if self._signal_counts.is_new(message["signal"], session.index):
+            self.was_stopped |= message["signal"] not in PASSED_ON  # also if a failure is stopping the job
             super()._on_signal(message["signal"])
 
     def _on_signal(self, number: int) -> None:

@@ -157,7 +157,7 @@ class Job:
             self._end_everyone()
             self._conclude()
             self._write_all()
-            self.was_stopped |= self._signals.have_asked_for_end  # perhaps at the very end
+        self.was_stopped |= self._signals.have_asked_for_end  # perhaps at the very end
         return self._code or 0
 
     # -- methods for a subclass to override
@@ -366,7 +366,6 @@ class Job:
             self._pass_on(number)
             return
         if self._kill_at is not None:
-            self.was_stopped = True  # if a failure is stopping the job, it is not started again
             # At a time limit Slurm sends SIGTERM twice at once, and means one request.
             is_repeated = number == signal.SIGTERM and time.monotonic() < self._asked_s + _REPEATED_S
             if not (is_repeated and "SLURM_JOB_ID" in inherited_environment()):
