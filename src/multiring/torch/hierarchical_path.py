@@ -39,6 +39,7 @@ from multiring.torch.interop import Shared
 _ALIGNMENT_BYTES = 16  # of shares, for the widest loads of a GPU
 _NEWS_S = 0.5  # the news of a death comes before that of a rank that left because of it, or soon after
 _TOLD = re.compile(r" failed with (\w+): (.*)", re.DOTALL)  # the title of a rank that declines an operation
+_NAMED = re.compile(r"rank \d+ could not go on: ")
 _KINDS = {each.__name__: each for each in (PeerLostError, StallError)}
 
 
@@ -381,6 +382,8 @@ def _named_cause(group: Group, deaths: _Deaths) -> Iterator[None]:
     try:
         yield
     except CollectiveError as error:
+        if _NAMED.match(str(error)):  # by another step, whose group has other ranks
+            raise
         for each in _with_contexts(error):
             for rank, title in each.titles.items() if isinstance(each, MismatchError) else ():
                 if (told := _TOLD.search(title)) is not None:
