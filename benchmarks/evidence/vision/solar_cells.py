@@ -85,10 +85,12 @@ def project() -> Path:
     if not VisionProject.is_project(PROJECT) or len(labels()) < CELLS:
         with (data / "labels.csv").open(encoding="ascii") as file:
             rows = [line.split() for line in file]
-        with (data / "classes-of-cells.csv").open("w", encoding="ascii", newline="") as file:
-            told = [(path, "defective" if float(probability) >= 0.5 else "sound") for path, probability, _ in rows]
+        # The splits depend on the paths, which are those in the folder of the pictures.
+        pictures, listed = data / "images", data / "classes-of-cells.csv"
+        with listed.open("w", encoding="ascii", newline="") as file:
+            told = [(Path(path).name, "defective" if float(each) >= 0.5 else "sound") for path, each, _ in rows]
             csv.writer(file).writerows([("path", "class"), *told])
-        words = (str(data / "classes-of-cells.csv"), "--format", "csv", "--images", str(data))
+        words = (str(listed), "--format", "csv", "--images", str(pictures))
         command("vision", "import", str(PROJECT), *words)
     for seed, digest in SPLITS["digests"].items():
         if not (PROJECT / "runs" / "splits" / f"split-{seed}.json").exists():
