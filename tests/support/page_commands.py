@@ -184,7 +184,6 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "multiring run -n 4 --page 0.0.0.0:8080 --page-token-file token train.py",
         )
     },
-    ("live.md", "python benchmarks/promises/live_cost.py"): Read("it measures for minutes"),
     ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
         "its ranks go on after a loss; tests/wire/test_shrinking.py"
     ),

@@ -169,6 +169,20 @@ save = lambda: done.append("saved")
         after="assert done == [0, 1, 2, 3, 'saved']",
         framework="",
     ),
+    ("live.md", "multiring.log_metrics(step=step, loss=loss)"): Snippet(
+        before="import multiring\nfrom multiring._steps.step_counters import STEPS\nstep, loss = 3, 0.5\n",
+        after="assert STEPS.step == 3",
+        framework="",
+    ),
+    ("live.md", 'for line in open("run.jsonl"):'): Snippet(
+        before="import json, os, tempfile\nfrom pathlib import Path\nos.chdir(tempfile.mkdtemp())\n"
+        "from multiring._launch.live_record import LiveRecord\n"
+        "from multiring._steps.step_report import StepReport\nrecord = LiveRecord(Path('run.jsonl'), print)\n"
+        "record.begin('job', 'train.py')\nrecord.add_steps(0, StepReport(steps=4, metrics={'loss': 0.5}))\n"
+        "record.end(0)\nopen('run.jsonl', 'a').write('{\"kind\":')\n",
+        after="assert told['kind'] == 'over'",
+        framework="",
+    ),
     ("timeline.md", 'multiring.start_timeline("trace.json")  # some steps of it: every rank calls both'): Snippet(
         before="import multiring\ngroup = multiring.init()\nstep = group.barrier\n",
         after="import json\nassert len(json.load(open('trace.json'))['traceEvents']) > 20",
