@@ -296,6 +296,6 @@ def test_ctrl_c_while_a_command_is_imported_has_no_traceback(
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt(name)
 
-    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    monkeypatch.setattr("importlib.import_module", interrupted)
     assert main(["run", "-n", "1", "true"]) == 130
     assert capsys.readouterr().err == ""

@@ -36,6 +36,7 @@ _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _OWN_THREADS = {
     "multiring control",
     "multiring votes",
+    "multiring steps",
     "multiring intake",
     "multiring timeline",
     "multiring rails",
