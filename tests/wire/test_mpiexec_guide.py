@@ -31,7 +31,7 @@ def test_the_guides_command_does_what_it_says(number: int, mpi: str, tmp_path: P
     (program,) = [block["text"] for block in BLOCKS if block["file"]]
     (tmp_path / "train.py").write_text(program)
     prefix, more = mpi_start(mpi, 1)
-    folders = f"{Path(prefix[0]).parent}:{Path(sys.executable).parent}"
+    folders = f"{Path(sys.executable).parent}:{Path(prefix[0]).parent}"  # the latter has a Python, too
     as_a_user = f"PATH={Path(AGENT).parent}:$PATH; unset $(env | grep -o ^MULTIRING_[A-Z_]*)"
     script = f"[ $MULTIRING_RANK = 0 ] || exit 0; {as_a_user}; {command}"
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}

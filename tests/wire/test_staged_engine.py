@@ -174,7 +174,7 @@ def fail(here: Here) -> None:
 def lack_room_for_events(patch: pytest.MonkeyPatch, driver: CudaDriver, failing: int) -> None:
     """Have the engine's thread find no room for a new event, after `failing` events."""
     create, count = driver._functions["cuEventCreate"], itertools.count()
-    patch.setattr(driver, "_idle_events", deque())
+    patch.setattr(driver, "_idle_events", {False: deque(), True: deque()})
 
     def limited(*arguments: Any) -> int:
         is_engine = threading.current_thread().name == "multiring staged"
