@@ -66,9 +66,9 @@ def reductions(patch: Any) -> list[str]:
     found: list[str] = []
     known = DevicePath.all_reduce
 
-    def counting(path: DevicePath, *arguments: Any) -> Any:
+    def counting(path: DevicePath, *arguments: Any, **options: Any) -> Any:
         found.append(path.choice.path)
-        return known(path, *arguments)
+        return known(path, *arguments, **options)
 
     patch.setattr(DevicePath, "all_reduce", counting)
     return found
