@@ -256,8 +256,8 @@ def submit_failure(members: Members, full_name: str, what: str) -> Any:
 
     signature = ((OPERATION, what),)
     if members.line.is_ahead():
-        return members.line.put(lambda: members.named.submit(full_name, signature, start))
-    return members.named.submit(full_name, signature, start)
+        return members.line.put(lambda: members.named.submit(full_name, signature, start, is_report=True))
+    return members.named.submit(full_name, signature, start, is_report=True)
 
 
 def refuse_in_flight(members: Members, full_name: str, what: str) -> None:

@@ -54,6 +54,7 @@ class NamedHandle(Waiter):
         self.posted: Handle | None = None
         self.number = 0  # the number in the optimistic order; 0 if the operation has none
         self.is_over = False
+        self.is_report = False  # it tells of a failure, and nobody need wait for it
         self.waited_us = 0  # how long a join waited before the negotiation started, in microseconds
         self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # set while a thread waits for a decision
         self._result: Any = None
@@ -163,6 +164,11 @@ class HandlesByName:
         """Return whether no operation of this name is in flight."""
         earlier = self._handles.get(name)
         return earlier is None or earlier.done()
+
+    def report_of(self, name: str) -> NamedHandle | None:
+        """Return the report of a failure that has this name and is in flight; None if there is none."""
+        earlier = self._handles.get(name)
+        return earlier if earlier is not None and earlier.is_report and not earlier.done() else None
 
     def has(self, name: str) -> bool:
         """Return whether an operation of this name is in flight here."""

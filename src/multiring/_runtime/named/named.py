@@ -83,8 +83,18 @@ class NamedOperations:
             control.add(self.id, self)
             self._services.generation.when_over(self._go_with_generation)
 
-    def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> NamedHandle:
+    def submit(
+        self,
+        name: str,
+        signature: Signature,
+        start: Start,
+        at_once: Start | None = None,
+        *,
+        is_report: bool = False,
+    ) -> NamedHandle:
         """Start an operation and return its handle.
+
+        A report of a failure that has this name and is in flight is waited for first: the other ranks hear of both.
 
         Args:
             name: the name by which the ranks match the operation.
@@ -93,6 +103,7 @@ class NamedOperations:
                 operation's place.
             at_once: replaces `start` if the collective is posted at once. This thread must then wait for the handle
                 next, so `at_once` may post an operation that only a waiting thread drives.
+            is_report: the operation tells the other ranks that this one has failed, and nobody need wait for it.
 
         Raises:
             ArgumentError: an operation of this name is in flight on this rank.
@@ -101,6 +112,11 @@ class NamedOperations:
             StallError: the ranks have given up after a stall.
         """
         with self._lock:
+            report = self._in_flight.report_of(name)
+        if report is not None:
+            with suppress(MultiringError):  # its error is that of the call that failed
+                report.wait()
+        with self._lock:
             if not self._in_flight.is_free(name):
                 raise ArgumentError(
                     f"operation {name!r} is in flight already; wait for it, or give this one another name"
@@ -108,6 +124,7 @@ class NamedOperations:
             if self._broken is not None or self._joining is not None:
                 raise refusal(f"operation {name!r}", self._broken)
             handle = NamedHandle(self, name, signature, start)
+            handle.is_report = is_report
             if self._negotiation is None:
                 label, before = label_of(name, signature), self._calls.last
                 try:

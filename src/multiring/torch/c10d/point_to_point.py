@@ -11,6 +11,7 @@ from multiring._runtime.group.point_to_point import AnySourceMatching
 from multiring._runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
+from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import GroupState, ReadyOperation
 from multiring.torch.c10d.work import OperationWork
 from multiring.torch.interop import described
@@ -95,7 +96,7 @@ def _checked(what: str, tensors: Any, tag: int) -> Tensor:
     tensor = one_of(what, tensors)
     require_host(what, tensor)
     if tag < 0:
-        raise RuntimeError(f"{what}: Tag must be nonnegative, got {tag}")
+        raise RefusedError(f"{what}: Tag must be nonnegative, got {tag}")
     return tensor
 
 
