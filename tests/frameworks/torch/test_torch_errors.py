@@ -1,6 +1,7 @@
 """Errors of DistributedOptimizer and of backward passes, on every rank."""
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 import multiring
 import multiring.torch as mt
+from multiring._frontend.handles import submit_failure
+from multiring._frontend.process_sets import members_of
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StateError, UnsupportedError
 
 Wrong = tuple[Callable[[], object], type[MultiringError], str]
@@ -296,3 +299,25 @@ def train_until_death(here: Here) -> None:
         backward(loss_of(model, here.rank))
         optimizer.step()
         optimizer.zero_grad()
+
+
+def fail_twice(here: Here) -> list[str]:
+    """Return the errors of two all-reduces of one name that rank 1 cannot prepare."""
+    join(here)
+    told = []
+    for text in ("first", "second"):
+        if here.rank == 1:  # the second report comes while the first one is in flight
+            submit_failure(members_of(mt.global_process_set), "allreduce.x", f"allreduce that failed: {text}")
+            continue
+        time.sleep(0.5)
+        with pytest.raises(MismatchError) as error:
+            mt.allreduce(torch.ones(1), name="x")
+        told.append(str(error.value))
+    assert mt.allreduce(torch.ones(1), name="x", op=mt.Sum).item() == here.size
+    return told
+
+
+def test_two_reports_of_one_name_reach_the_others() -> None:
+    first, none = run_ranks(fail_twice, 2)
+    assert none == []
+    assert ["allreduce that failed: first" in first[0], "allreduce that failed: second" in first[1]] == [True, True]
