@@ -65,6 +65,7 @@ KNOWN = {
     ("_runtime/group/posting.py", "self._handle_of(...).wait()"): OPERATION,
     ("_runtime/group/starting.py", "handle.wait()"): OPERATION,
     ("_runtime/group/varying_rows.py", "handle.wait()"): OPERATION,
+    ("_runtime/named/named.py", "report.wait()"): OPERATION,
     ("_runtime/tracing/clocks.py", "handle.wait()"): OPERATION,
     ("_runtime/tracing/recording.py", "self._thread.join()"): DISK,
     ("lab/control_socket.py", "self._listener.accept()"): READY,
