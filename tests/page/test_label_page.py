@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from multiring.vision import Box, Label, Mask, Polygon, VisionProject, run_lengths_of
 
@@ -56,14 +56,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(folder)
     yield made
     made.end()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as library:
-        made = library.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 def opened(browser: Browser, server: Server, width: int, author: str = "ann") -> tuple[Page, list[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 WAIT_MS = 60_000
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
@@ -54,14 +54,6 @@ class WatchedJob:
     def end(self) -> None:
         self._there.unlink(missing_ok=True)
         self.process.communicate(timeout=120)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as library:
-        made = library.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ weights must equal, to 1e-10, those of the same steps in one process, with as ma
 may be lost. The results file has a line for each job; a further run goes on with the next seed.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
-from benchmarks.evidence.shrinking.main import KILLED, RANK, is_late, send, trained
+from benchmarks.evidence.shrinking.main import KILLED, RANK, is_late, results_of_jobs, send, trained
 from benchmarks.evidence.support.claims import commit, machine
 
 from multiring._settings import inherited_environment
@@ -40,21 +39,7 @@ SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "asked": signal.S
 
 def main() -> int:
     """Run jobs, and print a table; return 1 if a job was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=1800.0, help="time for new jobs")
-    parser.add_argument("--results", type=Path, default=Path("build/growing.jsonl"), help="file with a line a job")
-    arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    text = arguments.results.read_text() if arguments.results.exists() else ""
-    done = [json.loads(line) for line in text.splitlines()]
-    until_s = time.monotonic() + arguments.seconds
-    while time.monotonic() < until_s:
-        engine, kind = ("auto", "tcp")[len(done) % 2], ("numpy", "torch", "numpy")[len(done) % 3]
-        done.append({"seed": len(done), "engine": engine, "kind": kind, **job(len(done), engine, kind)})
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(done[-1]) + "\n")
-        if done[-1]["faults"]:
-            print(done[-1], flush=True)
+    done = results_of_jobs((__doc__ or "").partition("\n")[0], Path("build/growing.jsonl"), job)
     gaps = sorted(each for row in done for each in row["join_s"])
     print(
         f"# Ranks that come and go, {time.strftime('%Y-%m-%d %H:%M')}\n\n"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,22 +38,7 @@ PAUSES_S = (0.0, 0.001, 0.02, 0.3, 0.6, 1.0)
 
 def main() -> int:
     """Run jobs, and print a table; return 1 if a job was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=1800.0, help="time for new jobs")
-    parser.add_argument("--results", type=Path, default=Path("build/shrinking.jsonl"), help="file with a line a job")
-    arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    done = (
-        [json.loads(line) for line in arguments.results.read_text().splitlines()] if arguments.results.exists() else []
-    )
-    until_s = time.monotonic() + arguments.seconds
-    while time.monotonic() < until_s:
-        engine, kind = ("auto", "tcp")[len(done) % 2], ("numpy", "torch", "numpy")[len(done) % 3]
-        done.append({"seed": len(done), "engine": engine, "kind": kind, **job(len(done), engine, kind)})
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(done[-1]) + "\n")
-        if done[-1]["faults"]:
-            print(done[-1], flush=True)
+    done = results_of_jobs((__doc__ or "").partition("\n")[0], Path("build/shrinking.jsonl"), job)
     times = sorted(each for row in done for each in row["next_step_s"])
     print(
         f"# Ranks lost, {time.strftime('%Y-%m-%d %H:%M')}\n\n`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
@@ -67,6 +52,34 @@ def main() -> int:
     told = [f"{times[len(times) // 2]:.2f} s", f"{times[-1]:.2f} s"] if times else ["-", "-"]
     print("|", " | ".join(map(str, [len(done), wrong, *counts, *told, f"{os.getloadavg()[0]:.0f}"])), "|")
     return 1 if wrong else 0
+
+
+def results_of_jobs(
+    description: str, results: Path, job: Callable[[int, str, str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Run jobs for as long as the command line says; return the results of all, also of earlier runs.
+
+    Args:
+        description: of the program, for --help.
+        results: the default of the file with a line for each job.
+        job: runs a job by its seed, the engine and the kind of the program.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time for new jobs")
+    parser.add_argument("--results", type=Path, default=results, help="file with a line a job")
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    text = arguments.results.read_text() if arguments.results.exists() else ""
+    done = [json.loads(line) for line in text.splitlines()]
+    until_s = time.monotonic() + arguments.seconds
+    while time.monotonic() < until_s:
+        engine, kind = ("auto", "tcp")[len(done) % 2], ("numpy", "torch", "numpy")[len(done) % 3]
+        done.append({"seed": len(done), "engine": engine, "kind": kind, **job(len(done), engine, kind)})
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        if done[-1]["faults"]:
+            print(done[-1], flush=True)
+    return done
 
 
 def job(seed: int, engine: str, kind: str) -> dict[str, Any]:

@@ -233,12 +233,12 @@ def agree_on_path(
 
 def agree_on_choice(group: Group, device: torch.device, problem: str = "", *, has_wire: bool = False) -> PathChoice:
     """Return the path that these ranks can take. Arguments and errors are those of `agree_on_path`."""
-    hosts, wish = group.topology.hosts, group.calls.services.device_path
-    if has_wire and not problem and len(hosts) > 1 and _wanted(wish, hosts, auto_choice(group.topology)) == NCCL:
+    hosts, wish, auto = group.topology.hosts, group.calls.services.device_path, auto_choice(group.topology)
+    if has_wire and not problem and len(hosts) > 1 and _wanted(wish, hosts, auto) == NCCL:
         problem = "NCCL has no wire types between hosts"
     facts = _facts(wish, device, problem)
     told = [RankFacts(**each) for each in told_by_all(group.twin_for("facts of devices"), asdict(facts))]
-    choice = choice_by(told, hosts, group.ranks, auto_choice(group.topology))
+    choice = choice_by(told, hosts, group.ranks, auto)
     if choice.path == STAGED and not problem:
         _require_no_wish(group, choice.reason)
     return choice

@@ -84,13 +84,7 @@ class NamedOperations:
             self._services.generation.when_over(self._go_with_generation)
 
     def submit(
-        self,
-        name: str,
-        signature: Signature,
-        start: Start,
-        at_once: Start | None = None,
-        *,
-        is_report: bool = False,
+        self, name: str, signature: Signature, start: Start, at_once: Start | None = None, *, is_report: bool = False
     ) -> NamedHandle:
         """Start an operation and return its handle.
 
@@ -112,33 +106,37 @@ class NamedOperations:
             StallError: the ranks have given up after a stall.
         """
         with self._lock:
+            if self._in_flight.is_free(name):
+                return self._start(name, signature, start, at_once, is_report=is_report)
             report = self._in_flight.report_of(name)
-        if report is not None:
-            with suppress(MultiringError):  # its error is that of the call that failed
-                report.wait()
-        with self._lock:
-            if not self._in_flight.is_free(name):
-                raise ArgumentError(
-                    f"operation {name!r} is in flight already; wait for it, or give this one another name"
-                )
-            if self._broken is not None or self._joining is not None:
-                raise refusal(f"operation {name!r}", self._broken)
-            handle = NamedHandle(self, name, signature, start)
-            handle.is_report = is_report
-            if self._negotiation is None:
-                label, before = label_of(name, signature), self._calls.last
-                try:
-                    handle.posted = (at_once or start)(self._group, label)
-                except Exception as error:
-                    if self._calls.last == before:  # otherwise the other ranks know
-                        with suppress(MultiringError):
-                            self._calls.decline(label, error)
-                    raise
-                handle.number = self._calls.last
-            else:
-                self._negotiation.put([handle])
-            self._in_flight.add(handle)
-            return handle
+        if report is None:
+            raise ArgumentError(f"operation {name!r} is in flight already; wait for it, or give this one another name")
+        with suppress(MultiringError):  # its error is that of the call that failed
+            report.wait()
+        return self.submit(name, signature, start, at_once, is_report=is_report)
+
+    def _start(
+        self, name: str, signature: Signature, start: Start, at_once: Start | None, *, is_report: bool
+    ) -> NamedHandle:
+        """Start an operation whose name is free. The caller holds the lock."""
+        if self._broken is not None or self._joining is not None:
+            raise refusal(f"operation {name!r}", self._broken)
+        handle = NamedHandle(self, name, signature, start)
+        handle.is_report = is_report
+        if self._negotiation is None:
+            label, before = label_of(name, signature), self._calls.last
+            try:
+                handle.posted = (at_once or start)(self._group, label)
+            except Exception as error:
+                if self._calls.last == before:  # otherwise the other ranks know
+                    with suppress(MultiringError):
+                        self._calls.decline(label, error)
+                raise
+            handle.number = self._calls.last
+        else:
+            self._negotiation.put([handle])
+        self._in_flight.add(handle)
+        return handle
 
     def has_order_of(self, group: Group) -> bool:
         """Return whether `group`, which a start function gets, has the operations in the order of the submissions."""
