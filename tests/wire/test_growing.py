@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.wire.test_shrinking import FEATURES, trained
 
-from multiring._launch.intake_point import IntakePoint
+from multiring._launch.intake_point import FormationOpening, IntakePoint
 from multiring._runtime.failures.formation_place import intake_proof
 from multiring._runtime.failures.launcher_channel import LauncherChannel
 
@@ -171,7 +171,7 @@ def test_who_is_refused(tmp_path: Path) -> None:
 
 def test_a_number_stands_for_one_process(tmp_path: Path) -> None:
     address = f"\0{tmp_path}"
-    point = IntakePoint(address, "a job", [("secret", "a job")], 2, lambda *_: None, lambda _: None)
+    point = IntakePoint(address, "a job", [("secret", "a job")], 2, FormationOpening(lambda *_: None), lambda _: None)
     is_over = threading.Event()
 
     def serve() -> None:

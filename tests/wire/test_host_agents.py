@@ -349,7 +349,7 @@ def hosts_job(number: int, ranks: int = 2) -> tuple[HostsJob, list[HostSession],
         theirs.append(other)
         session.take_link(ControlLink(ours.fileno(), ours.detach()))
     settings = Settings.from_environment({}, horovod=False)
-    task = task_of({}, settings, 1.0, "")
+    task = task_of({}, settings, 1.0, "", b"")
     job = HostsJob(HostSessions(sessions), task, JobOptions(), number)
     job._members = [JobProcess(f"rank {each}", None, ToldLines(), ToldLines()) for each in range(ranks)]
     job._host_of = list(sessions)

@@ -161,7 +161,7 @@ def run_in_slurm(
     absent = (
         f"the agents must reach this process at {address}; MULTIRING_INTERFACE and MULTIRING_PORTS choose the address"
     )
-    task = task_of(sent, settings, patience_s, absent)
+    task = task_of(sent, settings, patience_s, absent, secret)
     try:
         return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number, listener), options)
     finally:

@@ -41,6 +41,7 @@ from multiring.errors import LaunchError, MultiringError
 PORTS = (20000, 29999)
 LAST_WORDS_S = 5.0  # how long the last messages may take to leave
 _LAUNCHER_LOST = 1
+_SPARE_PORTS = 4  # where ranks that meet again may listen
 
 
 class Agent:
@@ -123,7 +124,7 @@ class Agent:
         address = _address_of(plan["name"], plan["interface"]) if plan["is_met"] else "127.0.0.1"
         ports = tuple(plan["ports"] or PORTS)
         try:
-            port, torch_port = (free_port(address, (ports[0], ports[1])) for _ in range(2))
+            port, torch_port, *spare = (free_port(address, (ports[0], ports[1])) for _ in range(2 + _SPARE_PORTS))
         except OSError as error:
             raise LaunchError(
                 f"no port of {ports[0]} to {ports[1]} is free at {address} ({error.strerror}); MULTIRING_PORTS sets "
@@ -136,6 +137,7 @@ class Agent:
                 "address": address,
                 "port": port,
                 "torch_port": torch_port,
+                "spare_ports": spare,
                 "threads": threads_per_rank(cores, plan["ranks"], cpu_limit()),
             }
         )
@@ -176,7 +178,7 @@ class Agent:
                     replace(start, command=(*start.command, f"{FILES}{each}"), descriptors=each.descriptors)
                     for start, each in zip(starts, calls, strict=True)
                 ]
-            HostJob(self._link, place, starts, replace(task, calls=calls), said, stdin).run()
+            HostJob(self._link, place, starts, replace(task, calls=calls, options=options), said, stdin).run()
 
 
 def _with(options: JobOptions, told: Message, number: int, *, reads_stdin: bool) -> JobOptions:
@@ -186,7 +188,11 @@ def _with(options: JobOptions, told: Message, number: int, *, reads_stdin: bool)
         logs=logs if number == 0 else lambda *rank: tuple_of(f"restart-{number}", logs(*rank)),
         horovod=options.horovod,
         timeline=options.timeline,
+        grace_s=options.grace_s,
         variables=options.variables,
+        min_ranks=told.get("min_ranks"),
+        max_ranks=told.get("max_ranks"),
+        record=options.record,
         stdin_rank=told["stdin_rank"] if reads_stdin else None,
         reports_steps=told["reports_steps"],
     )

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from multiring._launch.control_link import OUTCOME, STDERR, STDIN, STDOUT, ControlLink, StreamData
+from multiring._launch.client_relay import INTAKE, ClientRelays, name_of_newcomer, votes_of
+from multiring._launch.control_link import OUTCOME, STDERR, STDIN, STDOUT, ControlLink, StreamData, secret_of_start
 from multiring._launch.job import JobOptions
 from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.local_job import LocalJob
 from multiring._launch.output import ShownOutput, Tagger, Untagged
 from multiring._launch.pickled_call import CallFiles
-from multiring._launch.rank_starts import HostPlace
+from multiring._launch.rank_starts import HostPlace, Newcomer, newcomer_start
 from multiring._runtime.bootstrap.handshake import Message
+from multiring._settings import intake_address, vote_address
 
 _PIPE_BYTES = 4096
 _LOST_CODE = 128 + signal.SIGTERM
@@ -131,6 +133,9 @@ class HostJob(LocalJob):
         self._stdin = stdin
         self._calls = task.calls
         self._is_ended = False  # the launcher has ended the job, or is lost
+        self._numbers = list(place.ranks)  # the processes' numbers in the job
+        self._task = task
+        self._processes: ClientRelays | None = None
         self._told: set[int] = set()  # the ranks whose end was reported
         self._told_lost: set[tuple[int, int]] = set()
         self._told_news: set[bytes] = set()
@@ -142,11 +147,16 @@ class HostJob(LocalJob):
         super()._open(stack)
         if self._stdin is not None:
             stack.callback(self._stdin.close)
+        if self._task.options.min_ranks is not None:
+            self._processes = ClientRelays(self._report, self._task.secret)
+            stack.callback(self._processes.close)
+            self._processes.open(votes_of(0), vote_address(self._place.reports))
+            self._processes.open(INTAKE, intake_address(self._place.reports))
 
     def _outputs(self, start: Start, logs: Sequence[BinaryIO | None]) -> tuple[ShownOutput, ShownOutput]:
         if not self._relays:
             return super()._outputs(start, logs)
-        rank = self._place.ranks[len(self._members)]
+        rank = self._numbers[len(self._members)]
         out, err = (_LinkSink(self._link, self._place.start, rank, stream) for stream in (STDOUT, STDERR))
         return ShownOutput(Untagged(), out, None), ShownOutput(Untagged(), err, None)
 
@@ -181,6 +191,8 @@ class HostJob(LocalJob):
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
         super()._watch_more(poll)
         self._link.watch(poll)
+        if self._processes is not None:
+            self._processes.watch(poll)
         if self._stdin is not None:
             self._stdin.watch(poll)
 
@@ -203,6 +215,8 @@ class HostJob(LocalJob):
         if not self._link.is_open and not self._is_ended:
             self._is_ended = True
             self._say(f"the launcher was lost: {self._link.failure}")
+            if self._processes is not None:
+                self._processes.close()  # the ranks learn that they cannot vote any more
             if self._running():
                 self._stop(_LOST_CODE)
 
@@ -254,9 +268,35 @@ class HostJob(LocalJob):
         elif "end" in message:
             self._is_ended = True
             self._leftovers_s = message["end"]
+        else:
+            self._obey_of_elastic(message)
+
+    def _obey_of_elastic(self, message: Message) -> None:
+        if "relay" in message and self._processes is not None:
+            self._processes.obey(message)
+        elif "newcomer" in message:
+            self._start_newcomer(message["newcomer"], message["local"], message["slots"])
 
     def _end_leftovers(self, grace_s: float) -> None:
         super()._end_leftovers(grace_s if self._leftovers_s is None else self._leftovers_s)
 
     def _rank_of(self, member: JobProcess) -> int:
-        return self._place.ranks[self._members.index(member)]
+        return self._numbers[self._members.index(member)]
+
+    def _start_newcomer(self, number: int, local: int, slots: int) -> None:
+        job = name_of_newcomer(self._place.job, number)
+        newcomer = Newcomer(
+            number=number, local=local, slots=slots, job=job, secret=secret_of_start(self._task.secret, job)
+        )
+        task = self._task
+        start = newcomer_start(task.command, self._place, task.options, task.environment, newcomer)
+        self._numbers.append(number)
+        try:
+            member = self._start(start)
+        except OSError as error:
+            self._numbers.pop()
+            self._report(ended=number, code=1, lines=[f"it cannot be started: {error.strerror}"], memory="")
+            return
+        self._members.append(member)
+        self._born(member)
+        self._report(pids={str(number): member.pid})

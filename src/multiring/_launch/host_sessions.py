@@ -44,6 +44,7 @@ class HostSession:
         ranks: the number of ranks on the host.
         opener: starts the agent and gives the session its connection. None: the agent comes by itself.
         shows_itself: the agent has a task of its own, and shows the output of its ranks. Otherwise the launcher does.
+        slots: the number of places for ranks, if it is more than `ranks`.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class HostSession:
         opener: "Callable[[HostSession], None] | None" = None,
         *,
         shows_itself: bool = False,
+        slots: int = 0,
     ) -> None:
         self.name, self.index, self.ranks = name, index, ranks
+        self._slots = slots
         self.host = name.rpartition("@")[2]  # the name for programs that run there
         self.shows_itself = shows_itself
         self._opener = opener
@@ -66,6 +69,15 @@ class HostSession:
         self.process: AgentProcess | None = None  # what starts the agent, and perhaps other agents, too
         self._told_by: float | None = None  # when a lost agent's last words are no longer waited for
         self._lines_before = 0  # the lines that `process` had printed when the agent said hello
+
+    @property
+    def slots(self) -> int:
+        """The number of places for ranks on the host."""
+        return max(self._slots, self.ranks)
+
+    @slots.setter
+    def slots(self, count: int) -> None:
+        self._slots = count
 
     @property
     def is_open(self) -> bool:

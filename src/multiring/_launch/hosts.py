@@ -6,14 +6,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from multiring._launch.commands import check_can_run, refuse_places
+from multiring._launch.control_tcp import ControlListener
+from multiring._launch.elastic_hosts import GrowingHostsJob, ShrinkingHostsJob
 from multiring._launch.host_sessions import HostSession, HostSessions, is_here, ssh_words
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.hosts_loop import HostsTask
 from multiring._launch.job import JobOptions
-from multiring._launch.local import job_name, run_with_restarts
+from multiring._launch.local import job_name, refuse_min_ranks, run_with_restarts
 from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.pickled_call import CallFolder
@@ -76,12 +79,15 @@ def run_over_hosts(
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
-    options.refuse_min_ranks("with --hosts")
     if launcher is HostsLauncher.MPIEXEC:
+        options.refuse_min_ranks("with --launcher mpiexec")
         return run_by_mpiexec(command, hosts, ranks, options)
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
-    places = first_places(parse_hosts(hosts), ranks)
+    known = parse_hosts(hosts)
+    if ranks is None and options.max_ranks is not None:
+        ranks = min(options.max_ranks, sum(count for _, count in known))
+    places = first_places(known, ranks)
     size = sum(count for _, count in places)
     if options.stdin_rank is not None and not 0 <= options.stdin_rank < size:
         raise ArgumentError(f"rank {options.stdin_rank} cannot read standard input: want a rank from 0 to {size - 1}")
@@ -89,6 +95,8 @@ def run_over_hosts(
     # The command itself is checked on each host.
     check_can_run("multiring run", [sys.executable] if command else [], environment)
     settings = Settings.from_environment(environment, horovod=options.horovod)
+    refuse_min_ranks(options, size, environment)
+    refuse_too_few_places(options, known)
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
     sent = {
         **what_to_send(command, options),
@@ -98,18 +106,44 @@ def run_over_hosts(
         "secret": secret.hex(),
     }
     patience_s = min(_ANSWER_S, settings.init_timeout_s)
-    task = replace(task_of(sent, settings, patience_s, "try `ssh HOST true`"), call=call)
+    task = replace(task_of(sent, settings, patience_s, "try `ssh HOST true`", secret), call=call)
 
     def by_ssh(session: HostSession) -> None:
         session.open_by(ssh_words(session.name, options.ssh_words, environment))
 
-    sessions = HostSessions(
-        [
-            HostSession(name, index, count, HostSession.open_here if is_here(name) else by_ssh)
-            for index, (name, count) in enumerate(places)
-        ]
-    )
-    return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number), options)
+    def session(place: tuple[str, int], index: int) -> HostSession:
+        name, count = place
+        opener = HostSession.open_here if is_here(name) else by_ssh
+        slots = dict(known)[name] if options.max_ranks is not None else 0
+        return HostSession(name, index, count, opener, slots=slots)
+
+    sessions = HostSessions([session(place, index) for index, place in enumerate(places)])
+    spares = [partial(session, (name, 0)) for name, _ in known if name not in dict(places)]
+    return run_job(sessions, lambda current, number: hosts_job(sessions, task, current, number, spares=spares), options)
+
+
+def hosts_job(
+    sessions: HostSessions,
+    task: HostsTask,
+    options: JobOptions,
+    number: int,
+    listener: ControlListener | None = None,
+    spares: Sequence[Callable[[int], HostSession]] = (),
+) -> HostsJob:
+    """Return a new job, not yet started, of the kind that `options` ask for; the arguments are those of the kinds."""
+    if options.min_ranks is None:
+        return HostsJob(sessions, task, options, number, listener)
+    if options.max_ranks is None:
+        return ShrinkingHostsJob(sessions, task, options, number, listener)
+    return GrowingHostsJob(sessions, task, options, number, listener, spares)
+
+
+def refuse_too_few_places(options: JobOptions, hosts: Sequence[tuple[str, int]]) -> None:
+    """Raise ArgumentError if `hosts` have fewer places than the job may have ranks."""
+    total = sum(count for _, count in hosts)
+    if options.max_ranks is not None and options.max_ranks > total:
+        spelt = ",".join(f"{name}:{count}" for name, count in hosts)
+        raise ArgumentError(f"--max-ranks {options.max_ranks}, but {spelt} has places for {total}; want more places")
 
 
 def hosts_beyond_this(hosts: str, ranks: int) -> str | None:
@@ -133,7 +167,7 @@ def what_to_send(command: Sequence[str], options: JobOptions) -> dict[str, Any]:
     }
 
 
-def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, absent: str) -> HostsTask:
+def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, absent: str, secret: bytes) -> HostsTask:
     """Return the task of a job with the user's `settings`; the other arguments are those of HostsTask."""
     return HostsTask(
         sent=sent,
@@ -143,6 +177,7 @@ def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, abse
         job=job_name(settings.job, f"hosts-{secrets.token_hex(8)}"),
         patience_s=patience_s,
         absent=absent,
+        secret=secret,
     )
 
 

@@ -64,10 +64,14 @@ class HostsJob(HostsLoop):
         self._members, self._host_of = members, hosts
         places = [(session.host, session.ranks) for session in self._sessions.all]
         self._recorder = JobRecorder(self._options.record, len(hosts), places)
+        self._prepare_start(told)
         for session in self._sessions.all:
             session.is_over = False
             session.send(begin={**told, "index": session.index}, start=self._number)
         self._began_s = time.monotonic()
+
+    def _prepare_start(self, told: Message) -> None:
+        """Complete the message with which agents start their ranks, which are known."""
 
     def _start_message(self) -> Message:
         """Return what agents need to start their ranks."""

@@ -98,6 +98,7 @@ class HostsTask:
     - interface, ports: the user's settings for this address otherwise.
     - patience_s: how long the launcher waits for the agents of all hosts.
     - absent: what to say of a host that did not come.
+    - secret: the job's secret.
     - call: the call whose outcomes are wanted, or None if the ranks run a command only.
     """
 
@@ -108,6 +109,7 @@ class HostsTask:
     job: str
     patience_s: float
     absent: str
+    secret: bytes = field(repr=False)
     call: CallFolder | None = None
 
 
@@ -148,10 +150,10 @@ class HostsLoop(Job):
             plan={
                 **({} if session.shows_itself else self._task.sent),
                 "name": session.name,
-                "ranks": session.ranks,
+                "ranks": session.slots,
                 "interface": self._task.interface,
                 "ports": self._task.ports,
-                "is_met": len(self._sessions.all) > 1,
+                "is_met": len(self._sessions.all) > 1 or self._options.max_ranks is not None,
                 "calls": self._task.call is not None,
             },
             start=self._number,
@@ -238,8 +240,11 @@ class HostsLoop(Job):
             if isinstance(output, ShownOutput):
                 output.take(message.data)
             return
-        kind = next(iter(message))
-        handlers: dict[str, Callable[[HostSession, Message], None]] = {
+        self._handlers()[next(iter(message))](session, message)
+
+    def _handlers(self) -> dict[str, Callable[[HostSession, Message], None]]:
+        """Return what to do with each kind of message."""
+        return {
             "hello": self._greet,
             "ready": self._on_ready,
             "pids": self._on_pids,
@@ -253,7 +258,6 @@ class HostsLoop(Job):
             "over": self._on_over,
             "error": self._on_error,
         }
-        handlers[kind](session, message)
 
     def _on_ready(self, session: HostSession, message: Message) -> None:
         session.ready = message["ready"]

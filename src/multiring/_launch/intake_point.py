@@ -34,6 +34,39 @@ _AGAIN_S = 1.0  # between two attempts to meet
 _MOST_ATTEMPTS = 10  # in a row, while no process was lost
 
 
+@dataclass(frozen=True, slots=True)
+class FormationAddresses:
+    """Where the processes of a formation meet, and with which secret.
+
+    - rendezvous, secret: as in an Identity.
+    - votes: by rank, the address at which the process takes part in votes.
+    """
+
+    rendezvous: str
+    secret: str = field(repr=False)
+    votes: tuple[str, ...]
+
+
+def addresses_here(_job: str, numbers: Sequence[int]) -> FormationAddresses:
+    """Return where processes of this host meet."""
+    token = secrets.token_hex(8)
+    return FormationAddresses(
+        f"@multiring-{token}", secrets.token_hex(32), (f"\0multiring-{token}-vote",) * len(numbers)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FormationOpening:
+    """How a formation is opened.
+
+    - open_votes: takes the place of rank 0 and the numbers of the processes; opens the formation's point for votes.
+    - addresses_of: takes the job's name in a formation and the numbers of its processes; returns where they meet.
+    """
+
+    open_votes: Callable[[FormationPlace, Sequence[int]], None]
+    addresses_of: Callable[[str, Sequence[int]], FormationAddresses] = addresses_here
+
+
 @dataclass(eq=False, slots=True)
 class _Comer(LocalClient):
     """A process of the job, by its number."""
@@ -42,36 +75,43 @@ class _Comer(LocalClient):
     has_joined: bool = False
     has_committed: bool = False  # at least once
     asked_s: float | None = None  # when it was asked whether it lives, and has not answered
+    used: int | None = None  # `told_used` at the last call of `computes`
     computing: ComputingProcesses = field(init=False)
 
     def __post_init__(self) -> None:
-        self.computing = ComputingProcesses({self.pid: self.pid})
+        self.computing = ComputingProcesses({} if self.relay is not None else {self.pid: self.pid})
+
+    def computes(self) -> bool:
+        """Return whether the process has used CPU time since the last call."""
+        if self.relay is None:
+            return self.computing.any_of([self.pid])
+        before, self.used = self.used, self.told_used
+        return before is not None and self.used is not None and self.used > before
 
 
 class IntakePoint(LocalPoint[_Comer]):
     """Where the processes of one job meet their launcher to form anew.
 
     Args:
-        address: the address of an abstract socket.
+        address: the address of an abstract socket; None if all processes come by the agents of their hosts.
         job: the job's name.
         credentials: by number, the secret and the job's name that each process was given.
         most: the largest number of ranks.
-        open_votes: takes the place of rank 0 and the numbers of the processes; opens the formation's point for
-            votes.
+        opening: how a formation is opened.
         say: shows a message.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         job: str,
         credentials: Sequence[tuple[str, str]],
         most: int,
-        open_votes: Callable[[FormationPlace, Sequence[int]], None],
+        opening: FormationOpening,
         say: Callable[[str], None],
     ) -> None:
         super().__init__(address, _Comer)
-        self._job, self._most, self._open_votes, self._say = job, most, open_votes, say
+        self._job, self._most, self._opening, self._say = job, most, opening, say
         self._credentials = dict(enumerate(credentials))
         self._comers: dict[int, _Comer] = {}
         self._size = len(credentials)
@@ -214,21 +254,22 @@ class IntakePoint(LocalPoint[_Comer]):
         self.formation += 1
         self._meet_by = time.monotonic() + _MEET_S
         known = {number: former for former, number in enumerate(self.members)}
-        token, secret = secrets.token_hex(8), secrets.token_hex(32)
+        job = f"{self._job}|formation {self.formation}"
+        addresses = self._opening.addresses_of(job, self.admitted)
         places = [
             FormationPlace(
                 formation=self.formation,
                 rank=rank,
                 former=tuple(known.get(each) for each in self.admitted),
-                job=f"{self._job}|formation {self.formation}",
-                secret=secret,
-                rendezvous=f"@multiring-{token}",
-                votes=f"\0multiring-{token}-vote",
+                job=job,
+                secret=addresses.secret,
+                rendezvous=addresses.rendezvous,
+                votes=addresses.votes[rank],
                 told=self._told,
             )
             for rank in range(len(self.admitted))
         ]
-        self._open_votes(places[0], self.admitted)
+        self._opening.open_votes(places[0], self.admitted)
         for number, place in zip(self.admitted, places, strict=True):
             comer = self._comers[number]
             comer.has_joined, comer.asked_s = False, None
@@ -253,7 +294,7 @@ class IntakePoint(LocalPoint[_Comer]):
         """Kill who neither answers nor computes, so that the others need not wait for it."""
         missing = [self._comers[each] for each in self.admitted if not self._comers[each].has_joined]
         for each in missing:
-            computes = each.computing.any_of([each.pid])
+            computes = each.computes()
             if each.asked_s is None or computes:
                 each.asked_s = now
                 self._send(each, PING.encode())

@@ -71,6 +71,7 @@ class JobOptions:
         min_ranks: the ranks go on without lost ones, as long as so many are left; None ends the job at the first loss.
         max_ranks: with `min_ranks`: newcomers replace lost ranks, and more are started until there are so many ranks.
         reset_limit: how many lost ranks are replaced.
+        cooldown_s: for how many seconds a host that has failed twice gets no newcomers: at first, and at most.
         record: where to write what becomes of the job, or None.
         reports_steps: the ranks report their steps; set with a record.
 
@@ -92,6 +93,7 @@ class JobOptions:
     min_ranks: int | None = None
     max_ranks: int | None = None
     reset_limit: int = 100
+    cooldown_s: tuple[float, float] = (10.0, 300.0)
     record: LiveRecord | None = None
     reports_steps: bool = False
 
@@ -107,13 +109,18 @@ class JobOptions:
             raise ArgumentError(f"--max-ranks {self.max_ranks}: want --min-ranks, too, and not more than that")
         if self.reset_limit < 0:
             raise ArgumentError(f"--reset-limit {self.reset_limit}: want 0 or more")
+        if not 0 <= self.cooldown_s[0] <= self.cooldown_s[1]:
+            raise ArgumentError(
+                f"--blacklist-cooldown-range {self.cooldown_s[0]:g} {self.cooldown_s[1]:g}: want two times in seconds, "
+                "of which the second is not shorter"
+            )
 
     def refuse_min_ranks(self, how: str) -> None:
         """Raise ArgumentError if `min_ranks` is set; `how` says what starts the ranks."""
         if self.min_ranks is not None:
             raise ArgumentError(
-                f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones only in a job on one host so far; "
-                "--max-restarts starts the job again"
+                f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones only on one host, or with --hosts "
+                "by ssh, so far; --max-restarts starts the job again"
             )
 
 

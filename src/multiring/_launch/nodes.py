@@ -100,7 +100,7 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
         "every node must run the same command with its own --node-rank, with the same secret, and must reach "
         f"{place.meet}"
     )
-    job = task_of(sent, settings, settings.init_timeout_s, absent)
+    job = task_of(sent, settings, settings.init_timeout_s, absent, secret)
     others = [HostSession(f"node {node}", node, ranks, shows_itself=True) for node in range(1, place.nodes)]
     sessions = HostSessions([HostSession(address.host, 0, ranks, HostSession.open_here), *others])
     try:

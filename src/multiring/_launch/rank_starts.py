@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from multiring._launch.commands import environment_of_process
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, usable_cpus
@@ -70,6 +70,8 @@ def rank_starts(
         environment: the environment to extend for each rank.
         stdin_from: the descriptor for the rank that reads standard input; None means this process's.
     """
+    if not place.ranks:
+        return []  # a host that has come later, for newcomers
     positions = positions_on(place.hosts)
     die_with_us = dying_with(os.getpid())
     count = len(place.ranks)
@@ -104,6 +106,65 @@ def rank_starts(
         )
         for local, (rank, cpus) in enumerate(zip(place.ranks, shares, strict=True))
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newcomer:
+    """A process that is started after the job's start.
+
+    - number: its number in the job.
+    - local, slots: the number of its place on the host, and the number of the host's places.
+    - job, secret: values of its settings, which no other process has.
+    """
+
+    number: int
+    local: int
+    slots: int
+    job: str
+    secret: str = field(repr=False)
+
+
+def newcomer_start(
+    command: Sequence[str], place: HostPlace, options: JobOptions, environment: Mapping[str, str], newcomer: Newcomer
+) -> Start:
+    """Return the start of a newcomer on a host. Its variables are those of a rank of the start, but for its place here.
+
+    The arguments are those of `rank_starts`.
+    """
+    rank = newcomer.number % place.size
+    shares = share_cpus(cores_of_cpus(usable_cpus()), newcomer.slots)
+    torch = {
+        "rank": rank,
+        "size": place.size,
+        "local_rank": newcomer.local,
+        "local_size": newcomer.slots,
+        "address": place.torch_address,
+        "port": place.torch_port,
+    }
+    return Start(
+        name=f"rank {newcomer.number}",
+        tag=f"[{newcomer.number}] ",
+        log_files=options.logs(newcomer.number, newcomer.number + 1),
+        command=tuple(command),
+        environment=environment_of_process(
+            environment,
+            place.threads,
+            rank=rank,
+            size=place.size,
+            local_rank=newcomer.local,
+            local_size=newcomer.slots,
+            rendezvous=place.rendezvous,
+            reports=place.reports,
+            secret=newcomer.secret,
+            job=newcomer.job,
+            min_ranks=options.min_ranks,
+            intake=newcomer.number,
+            **({"record": True} if options.reports_steps else {}),
+        )
+        | {name: options.variables.get(name, str(torch[key])) for key, name in TORCH_PLACE.items()}
+        | (horovod_environment(environment, positions_on(place.hosts)[rank]) if options.horovod else {}),
+        prepare=_preparation(dying_with(os.getpid()), shares[newcomer.local % newcomer.slots]),
+    )
 
 
 def torch_environment(place: HostPlace, local: int, chosen: Mapping[str, str]) -> dict[str, str]:

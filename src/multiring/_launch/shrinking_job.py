@@ -1,4 +1,4 @@
-"""A job of this host whose ranks go on without lost ones: `multiring run --min-ranks`."""
+"""A job whose ranks go on without lost ones: `multiring run --min-ranks`."""
 
 import contextlib
 import selectors
@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from multiring._launch.job import GRACE_S, JobOptions
+from multiring._launch.job import GRACE_S, Job, JobOptions
 from multiring._launch.job_process import JobProcess, Start, text_of
 from multiring._launch.local_job import LocalJob
 from multiring._launch.vote_point import VotePoint
@@ -16,42 +16,28 @@ LEFT_CODE = 128 + signal.SIGTERM  # of a rank that was asked to leave, and has
 TOO_FEW_CODE = 75  # sysexits.h: EX_TEMPFAIL, the failure is temporary, and another attempt may succeed
 
 
-class ShrinkingJob(LocalJob):
-    """A job that does not end because a rank is lost, as long as enough are left.
+class Shrinking(Job):
+    """The part of a job that does not end because a rank is lost, as long as enough are left.
 
     These failures end it, as in any job: of a rank before all have joined, of a rank that has left the job, of a rank
     because it lost another one (the program does not go on), and the same error on two ranks (the program is wrong).
-
-    Args:
-        name: the job's name.
-        starts: the ranks.
-        options: the job's options, with `min_ranks`.
-        reports: the address at which ranks report, as in MULTIRING_REPORTS.
-        said: messages to print at the start of the job.
-        secret: the job's secret.
+    A subclass makes `_votes`, where the ranks vote.
     """
 
-    def __init__(
-        self, name: str, starts: Sequence[Start], options: JobOptions, reports: str, said: Sequence[str], secret: bytes
-    ) -> None:
-        super().__init__(name, starts, options, reports, said)
+    _votes: VotePoint
+
+    def _prepare_to_go_on(self, options: JobOptions) -> None:
         self._least = options.min_ranks or 1
         self._end_s = options.grace_s  # how long too few ranks may take to save their state and end
-        self._place = vote_address(reports), secret, name, [start.name for start in starts]
-        self._lost: list[JobProcess] = []  # the ranks without which the others went on
+        self._gone: list[JobProcess] = []  # the ranks without which the others went on
         self._errors: dict[tuple[int, bytes], JobProcess] = {}  # exit code and last line -> the rank
-
-    def _open(self, stack: contextlib.ExitStack) -> None:
-        super()._open(stack)
-        self._votes = VotePoint(*self._place, self._say)
-        stack.callback(self._votes.close)
 
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
         super()._watch_more(poll)
         self._votes.watch(poll)
 
     def _wake_at(self) -> float | None:
-        return self._votes.acts_at
+        return min((at for at in (super()._wake_at(), self._votes.acts_at) if at is not None), default=None)
 
     def _do_more(self) -> None:
         super()._do_more()
@@ -73,10 +59,10 @@ class ShrinkingJob(LocalJob):
         if not self._failed or self._code is not None:
             return
         # The first loss is the likeliest cause, and it is a failure again.
-        for member in self._lost:
+        for member in self._gone:
             member.is_excused = False
-        self._failed = [*self._lost, *self._failed]
-        self._lost = []
+        self._failed = [*self._gone, *self._failed]
+        self._gone = []
         super()._judge()
 
     def _ends_job(self, member: JobProcess) -> bool:
@@ -100,7 +86,7 @@ class ShrinkingJob(LocalJob):
         rank = self._rank_of(member)
         self._votes.kill(rank)  # the process that ended may have been a shell
         member.is_excused = True
-        self._lost.append(member)
+        self._gone.append(member)
         if member.code == LEFT_CODE:
             self._say(f"{member.name} has left, because it got SIGTERM")
         elif not self._votes.has_killed(rank) or member.code != -signal.SIGKILL:
@@ -134,6 +120,31 @@ class ShrinkingJob(LocalJob):
 
     def _conclude(self) -> None:
         super()._conclude()
-        if self._lost and not self._code:
-            ends = "; ".join(f"{each.name} was lost: {each.ending}" for each in self._lost)
+        if self._gone and not self._code:
+            ends = "; ".join(f"{each.name} was lost: {each.ending}" for each in self._gone)
             self._say(f"the job ended without some of its ranks ({ends})")
+
+
+class ShrinkingJob(Shrinking, LocalJob):
+    """A job of this host that does not end because a rank is lost.
+
+    Args:
+        name: the job's name.
+        starts: the ranks.
+        options: the job's options, with `min_ranks`.
+        reports: the address at which ranks report, as in MULTIRING_REPORTS.
+        said: messages to print at the start of the job.
+        secret: the job's secret.
+    """
+
+    def __init__(
+        self, name: str, starts: Sequence[Start], options: JobOptions, reports: str, said: Sequence[str], secret: bytes
+    ) -> None:
+        super().__init__(name, starts, options, reports, said)
+        self._prepare_to_go_on(options)
+        self._place = vote_address(reports), secret, name, [start.name for start in starts]
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        super()._open(stack)
+        self._votes = VotePoint(*self._place, self._say)
+        stack.callback(self._votes.close)

@@ -19,6 +19,7 @@ from multiring._runtime.failures.launcher_channel import (
     BYE,
     ENDED,
     FAILED,
+    FAR,
     GIVE_UP,
     HELLO,
     JOB_ENDS,
@@ -53,14 +54,16 @@ class VotePoint(LocalPoint[_Voter]):
     """Where the ranks of one job meet their launcher for votes.
 
     Args:
-        address: the address of an abstract socket.
+        address: the address of an abstract socket; None if the ranks come by the agents of their hosts.
         secret: the job's secret.
         job: the job's name.
         names: the ranks in messages, by rank.
         say: shows a message.
     """
 
-    def __init__(self, address: str, secret: bytes, job: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: str | None, secret: bytes, job: str, names: Sequence[str], say: Callable[[str], None]
+    ) -> None:
         super().__init__(address, _Voter)
         self._secret, self._job, self._names, self._say = secret, job, tuple(names), say
         self._ranks: dict[int, _Voter] = {}
@@ -150,7 +153,7 @@ class VotePoint(LocalPoint[_Voter]):
         self._know(voter, line.rank)
         self._ranks[line.rank] = voter
         # Its answer comes after the line above, so the descriptor is not that of a later process with the same ID.
-        self._send(voter, WATCHED.encode())
+        self._send(voter, (WATCHED if voter.relay is None else f"{WATCHED} {FAR}").encode())
 
     def _catch_up(self, voter: _Voter) -> None:
         voter.is_watched = True
@@ -161,6 +164,8 @@ class VotePoint(LocalPoint[_Voter]):
     def _keep(self, voter: _Voter, kept: bytes) -> None:
         vote = decode(kept).vote
         voter.vote = kept
+        if voter.relay is not None:
+            self._send(voter, KEEP.encode())
         if vote.generation <= self.generation:
             return
         self._members = vote.members

@@ -21,13 +21,13 @@ class ComputingProcesses:
 
     def any_of(self, numbers: Collection[int]) -> bool:
         """Return whether one of the processes has used CPU time since the last call, which asked about it, too."""
-        found = {each: _cpu_time(self._pids[each]) for each in numbers if each in self._pids}
+        found = {each: cpu_time(self._pids[each]) for each in numbers if each in self._pids}
         is_any = any(used > self._used.get(each, used) for each, used in found.items())
         self._used = found
         return is_any
 
 
-def _cpu_time(pid: int) -> int:
+def cpu_time(pid: int) -> int:
     """Return the CPU time of a process in the kernel's units; 0 if it has ended."""
     try:
         fields = (Path("/proc") / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()

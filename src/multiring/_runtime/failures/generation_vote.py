@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from multiring._agreement.succession import Succession, VoteOutcome
@@ -53,7 +54,7 @@ class GenerationVote:
     Args:
         control: sends the votes.
         channel: the channel to the launcher.
-        pids: the numbers of generation 0's processes, by rank, each with its process ID.
+        pids: the numbers of generation 0's processes, by rank, each with its process ID; None on another host.
         end: the end of generation 0.
         job: the job's name.
         least: fewer ranks do not go on.
@@ -63,7 +64,7 @@ class GenerationVote:
         self,
         control: Control,
         channel: LauncherChannel,
-        pids: Mapping[int, int],
+        pids: Mapping[int, int | None],
         end: GenerationEnd,
         job: str,
         least: int,
@@ -73,7 +74,7 @@ class GenerationVote:
         self._own = end.rank
         self._succession = Succession(self._own, 0, members, least=least, has_referee=True)
         self._end = end
-        self._computing = ComputingProcesses(pids)
+        self._computing = ComputingProcesses({number: pid for number, pid in pids.items() if pid is not None})
         self._patience_s = COMPUTING_S
         self._changed = threading.Condition(threading.RLock())
         self._decided: tuple[int, tuple[int, ...]] = (0, members)
@@ -84,6 +85,8 @@ class GenerationVote:
         self.job_ends = False  # the launcher has said so
         self._is_cut_off = False  # the launcher does not answer
         self._group = int.from_bytes(hashlib.blake2b(f"vote|{job}".encode(), digest_size=8).digest(), "little")
+        self._kept = self._confirmed = 0  # votes that were sent to the launcher, and that it has
+        self._held: deque[tuple[int, VoteOutcome]] = deque()  # what waits until so many votes are with the launcher
         self._numbers = itertools.count()
         self._parts: dict[int, tuple[int, list[bytes]]] = {}  # sender -> the number of its message, and the parts
         self._thread = threading.Thread(target=self._run, name="multiring votes", daemon=True)
@@ -229,6 +232,9 @@ class GenerationVote:
     def _hear_launcher(self, message: LauncherMessage) -> None:
         if message.kind == REFEREE_SAYS:
             self._do(lambda: self._succession.hear(REFEREE, message.rest))
+        elif message.kind == KEEP:
+            self._confirmed += 1
+            self._do(VoteOutcome)
         elif message.kind == JOB_ENDS:
             self.job_ends = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -284,16 +290,26 @@ class GenerationVote:
             if outcome.vote is not None:
                 kept = encode(VoteMessage(PROMISE, outcome.vote.generation, vote=outcome.vote))
                 self._say(f"{KEEP} ".encode() + kept)
-            for to, data in outcome.sends:
-                self._send(to, data)
-            if self._is_stopped() or not outcome.generations:
+                self._kept += 1
+            self._held.append((self._kept, outcome))
+            before = self._decided
+            self._let_go()
+            if self._is_stopped() or self._decided == before:
                 return
-            self._decided = outcome.generations[-1]
             end, why = self._end, self._told()
             self._changed.notify_all()
         end.finish(why)
 
     # ---- with the lock held ----
+
+    def _let_go(self) -> None:
+        """Go by the votes that the launcher has."""
+        while self._held and (not self._channel.is_far or self._held[0][0] <= self._confirmed):
+            _, outcome = self._held.popleft()
+            for to, data in outcome.sends:
+                self._send(to, data)
+            if outcome.generations and not self._is_stopped():
+                self._decided = outcome.generations[-1]
 
     def _is_stopped(self) -> bool:
         return bool(self._why)

@@ -11,12 +11,15 @@ launcher tells which ranks ended, and with which vote, and it is the vote's refe
                         B               this rank has left, and sends nothing more
                         F               this rank ends by an error or leaves early, and sends nothing more
                         Q               SIGTERM has come: does the job end?
-    launcher to rank    W               the launcher watches this process now
+    launcher to rank    W               the launcher watches this process now; "W far": it does so through the agent of
+                                        this host
+                        K               a launcher that is far has kept one more vote
                         E RANK VOTE     the rank's process ended; the vote is the last one that it kept
                         L RANK VOTE     the rank has left
                         R MESSAGE       a message of the referee
                         T               the job ends
 
+A vote that a far launcher has not kept would be lost with this host: nobody may hear of it before.
 An empty vote was kept by a rank that has not voted. "?" stands for a vote that nobody has.
 """
 
@@ -30,6 +33,7 @@ from typing import NamedTuple
 HELLO, WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, ENDED, LEFT, REFEREE_SAYS = "HWAKVGBFELR"
 ASKS_FOR_END, JOB_ENDS = "QT"
 _NO_RANK = frozenset("WAKVGBFRQTCYJNPDSXO")  # kinds without a rank, with those of intake_channel
+FAR = "far"
 UNKNOWN = b"?"  # in place of a vote that nobody has
 MOST_BYTES = 1 << 20  # of a line
 _PATIENCE_S = 10.0  # for the launcher, which reads at once
@@ -99,6 +103,7 @@ class LauncherChannel:
         self._cutter = MessageCutter()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
+        self.is_far = False  # what is sent is not with the launcher at once
         self.first_messages: list[LauncherMessage] = []  # came before the constructor had ended
         try:
             self._socket.settimeout(_PATIENCE_S)
@@ -119,10 +124,13 @@ class LauncherChannel:
             if not messages:
                 raise TimeoutError(f"it has not answered for {_PATIENCE_S:g} s")
             is_watched = any(each.kind == WATCHED for each in messages)
+            self.is_far |= any(each.kind == WATCHED and each.rest == FAR.encode() for each in messages)
             self.first_messages += [each for each in messages if each.kind != WATCHED]
 
     def send(self, line: bytes) -> None:
         """Send a line. When the call returns, the launcher has it, whatever becomes of this process.
+
+        A launcher that is far has it later, if this host is not lost before.
 
         Raises:
             OSError: the launcher does not read, or has ended. The line counts as not sent, and so do later ones.

@@ -60,8 +60,8 @@ def join_formation(settings: Settings, intake: IntakeChannel, place: FormationPl
         identity = Identity(
             rank=place.rank,
             size=place.size,
-            local_rank=place.rank,
-            local_size=place.size,
+            local_rank=None,
+            local_size=None,
             rendezvous=place.rendezvous,
             secret=place.secret.encode(),
             job=place.job,

@@ -142,7 +142,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
         _membership(identity, peer_infos, topology),
         (context, engine, watch),
         (pins, spin_s),
-        (_siblings(peer_infos, identity.rank), [int(peer_info["pid"]) for peer_info in peer_infos]),
+        (_siblings(peer_infos, identity.rank), _pids_here(peer_infos)),
     ), peer_infos[0]["timeline"]
 
 
@@ -194,6 +194,16 @@ def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:
     own_spawner = peer_infos[own]["spawner"]
     same = [rank for rank, peer_info in enumerate(peer_infos) if own_spawner and peer_info["spawner"] == own_spawner]
     return {rank: int(peer_infos[rank]["pid"]) for rank in same if rank != own}
+
+
+def _pids_here(peer_infos: list[dict[str, Any]]) -> dict[int, int]:
+    """Return the pids of this host's ranks, by rank, also if the ranks talk to each other as if on several hosts."""
+    own = host_id()
+    return {
+        rank: int(peer_info["pid"])
+        for rank, peer_info in enumerate(peer_infos)
+        if peer_info["host"] in (own, f"{own} rank {rank}")
+    }
 
 
 def _places(topology: Topology) -> dict[int, str]:
@@ -266,7 +276,7 @@ def _world(
     membership: Membership,
     carriers: tuple[Context, MpiEngine | None, RailWatch | None],
     planned: tuple[Pins | None, float],
-    pids: tuple[dict[int, int], list[int]],  # of this rank's siblings, and of all ranks
+    pids: tuple[dict[int, int], dict[int, int]],  # of this rank's siblings, and of all ranks of this host
 ) -> World:
     identity, settings, news = started
     context, engine, rail_watch = carriers
@@ -296,8 +306,8 @@ def _world(
         control.start()
         if channel is not None:
             least = settings.min_ranks or 1
-            numbers = dict(zip(membership.ids, pids[1], strict=True))
-            vote = GenerationVote(control, channel, numbers, services.generation, identity.job, least)
+            pid_of = {number: pids[1].get(rank) for rank, number in enumerate(membership.ids)}
+            vote = GenerationVote(control, channel, pid_of, services.generation, identity.job, least)
             vote.start()
     events = EventLog(context.take_events)
     reporter = None

@@ -1,0 +1,306 @@
+"""Jobs on several hosts whose ranks go on without lost ones, and in which newcomers replace them.
+
+The ranks vote and wait for newcomers through the agents of their hosts (client_relay.py). A host whose agent is lost
+counts as lost with all its ranks: what they say is not heard any more, so they can neither vote nor come in again, and
+their agent ends them when it finds that the launcher is lost. So of two parts of a job, the one that the launcher
+reaches goes on.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from multiring._launch.client_relay import INTAKE, ProcessRelay, name_of_newcomer, votes_of
+from multiring._launch.control_link import secret_of_start
+from multiring._launch.control_tcp import ControlListener
+from multiring._launch.growing_job import Growing
+from multiring._launch.host_agent import PORTS
+from multiring._launch.host_health import HostHealth
+from multiring._launch.host_sessions import HostSession, HostSessions
+from multiring._launch.hosts_job import HostsJob
+from multiring._launch.hosts_loop import HostsTask
+from multiring._launch.intake_point import FormationAddresses, FormationOpening, IntakePoint
+from multiring._launch.job import JobOptions
+from multiring._launch.job_process import JobProcess
+from multiring._launch.shrinking_job import LEFT_CODE, Shrinking
+from multiring._launch.vote_point import VotePoint
+from multiring._runtime.bootstrap.addresses import TcpAddress
+from multiring._runtime.bootstrap.handshake import Message
+from multiring._runtime.failures.formation_place import FormationPlace
+from multiring.errors import LaunchError
+
+if TYPE_CHECKING:
+    from multiring._launch.local_point import LocalClient, LocalPoint
+
+
+class _RelayingJob(Shrinking, HostsJob):
+    """The part that hears the processes of all hosts, through the hosts' agents."""
+
+    def __init__(
+        self,
+        sessions: HostSessions,
+        task: HostsTask,
+        options: JobOptions,
+        number: int,
+        listener: ControlListener | None = None,
+    ) -> None:
+        super().__init__(sessions, task, options, number, listener)
+        self._prepare_to_go_on(options)
+        self._points: dict[str, LocalPoint[Any]] = {}
+        self._relayed: dict[tuple[HostSession, int], tuple[LocalPoint[Any], LocalClient]] = {}
+        self._name = ""  # this start's, once it has begun
+        self._told: Message = {}  # what the agents of all hosts are told at the beginning
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        super()._open(stack)
+        self._votes = VotePoint(None, b"", "", (), self._say)  # until there are ranks
+
+    def _prepare_start(self, told: Message) -> None:
+        super()._prepare_start(told)
+        told["min_ranks"], told["max_ranks"] = self._options.min_ranks, self._options.max_ranks
+        self._told, self._name = told, told["job"]
+        self._take_votes(votes_of(0), self._secret_of(self._name), self._name, self._members)
+
+    def _take_votes(self, name: str, secret: str, job: str, members: Sequence[JobProcess]) -> None:
+        """Have these ranks vote from now on, and no others."""
+        former, self._votes = (
+            self._votes,
+            VotePoint(None, secret.encode(), job, [each.name for each in members], self._say),
+        )
+        self._relayed = {key: found for key, found in self._relayed.items() if found[0] is not former}
+        self._points = {
+            **{each: point for each, point in self._points.items() if point is not former},
+            name: self._votes,
+        }
+
+    def _secret_of(self, job: str) -> str:
+        return secret_of_start(self._task.secret, job)
+
+    def _handlers(self) -> dict[str, Callable[[HostSession, Message], None]]:
+        return {**super()._handlers(), "relay": self._on_relay}
+
+    def _on_relay(self, session: HostSession, message: Message) -> None:
+        """Hear what an agent says of a process of its host; see `client_relay`."""
+        key = session, message["relay"]
+        if "point" in message:
+            point = self._points.get(message["point"])
+            if point is not None and session.link is not None:
+                relay = ProcessRelay(session.link, message["relay"], self._number)
+                self._relayed[key] = point, point.meet(relay, message["pid"])
+            return
+        if key not in self._relayed:
+            return  # it belongs to a formation that has ended
+        point, client = self._relayed[key]
+        if "line" in message:
+            point.hear(client, message["line"].encode("latin-1"))
+        elif "used" in message:
+            client.told_used = message["used"]
+        elif "closed" in message:
+            point.lose(client, has_ended=False, is_unsure=message["closed"])
+        else:
+            point.lose(client, has_ended=True, is_unsure=False)
+
+    def _on_lost_host(self, session: HostSession) -> None:
+        super()._on_lost_host(session)
+        for key in [key for key in self._relayed if key[0] is session]:
+            point, client = self._relayed.pop(key)
+            # No vote is lost: the host's ranks went by none that is not here, and nobody heard of one.
+            point.lose(client, has_ended=True, is_unsure=False)
+
+
+class ShrinkingHostsJob(_RelayingJob):
+    """A job on several hosts that does not end because ranks or hosts are lost. The arguments are those of HostsJob."""
+
+
+class GrowingHostsJob(Growing, _RelayingJob):
+    """A job on several hosts whose lost ranks are replaced by newcomers, on hosts with free places.
+
+    The arguments are those of HostsJob, and more:
+
+    Args:
+        sessions: as in HostsJob.
+        task: as in HostsJob.
+        options: as in HostsJob.
+        number: as in HostsJob.
+        listener: as in HostsJob.
+        spares: makes the sessions of hosts without ranks at the start, by their numbers in the job.
+    """
+
+    def __init__(
+        self,
+        sessions: HostSessions,
+        task: HostsTask,
+        options: JobOptions,
+        number: int,
+        listener: ControlListener | None = None,
+        spares: Sequence[Callable[[int], HostSession]] = (),
+    ) -> None:
+        super().__init__(sessions, task, options, number, listener)
+        self._spares = list(spares)
+        self._health = HostHealth(options.cooldown_s)
+        self._local: dict[int, int] = {}  # process -> the number of its place on its host
+        self._late: dict[HostSession, float] = {}  # hosts that are to come -> when they must have
+        self._token = ""
+        self._prepare_to_grow(options, 0)
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        super()._open(stack)
+        self._intake = IntakePoint(None, "", (), 0, FormationOpening(self._open_votes, self._addresses_of), self._say)
+
+    def _prepare_start(self, told: Message) -> None:
+        super()._prepare_start(told)
+        size = len(self._members)
+        self._prepare_to_grow(self._options, size)
+        own = self._secret_of(self._name), self._name
+        self._intake = IntakePoint(
+            None,
+            self._name,
+            [own] * size,
+            self._most,
+            FormationOpening(self._open_votes, self._addresses_of),
+            self._say,
+        )
+        self._points[INTAKE] = self._intake
+        for session in self._sessions.all:
+            ranks = [rank for rank, host in enumerate(self._host_of) if host is session]
+            self._local.update({rank: local for local, rank in enumerate(ranks)})
+
+    def _goes_on(self) -> bool:
+        return bool(self._ended) or super()._goes_on()
+
+    # ---- formations ----
+
+    def _addresses_of(self, job: str, numbers: Sequence[int]) -> FormationAddresses:
+        self._token = secrets.token_hex(8)
+        hosts = [self._host_of[number] for number in numbers]
+        rendezvous = f"@multiring-{self._token}"
+        if any(host is not hosts[0] for host in hosts):
+            ready = hosts[0].ready or {}
+            first, last = self._task.ports or PORTS
+            spare = ready.get("spare_ports")
+            # A port that is taken meanwhile costs a second: the ranks meet again.
+            port = spare.pop() if spare else first + secrets.randbelow(last - first + 1)
+            rendezvous = str(TcpAddress(ready["address"], port))
+        return FormationAddresses(rendezvous, self._secret_of(job), tuple(self._votes_at(host) for host in hosts))
+
+    def _votes_at(self, session: HostSession) -> str:
+        return f"\0multiring-{self._token}-vote-{session.index}"
+
+    def _open_votes(self, place: FormationPlace, numbers: Sequence[int]) -> None:
+        name = votes_of(place.formation)
+        for session in self._sessions.all:
+            session.send(relay=-1, open=name, address=self._votes_at(session))
+        self._take_votes(name, place.secret, place.job, [self._members[each] for each in numbers])
+
+    # ---- newcomers ----
+
+    def _begin_newcomer(self, number: int) -> bool:
+        session = self._host_for_newcomer()
+        if session is None:
+            return False
+        taken = {self._local[each] for each in self._running_on(session)}
+        self._local[number] = min(set(range(session.slots)) - taken)
+        job = name_of_newcomer(self._name, number)
+        self._members.append(self._member(session, number, number + 1))
+        self._host_of.append(session)
+        self._intake.expect(number, self._secret_of(job), job)
+        session.send(newcomer=number, local=self._local[number], slots=session.slots, start=self._number)
+        self._say(f"rank {number} is started as a newcomer on {session.name}")
+        return True
+
+    def _running_on(self, session: HostSession) -> list[int]:
+        pairs = enumerate(zip(self._members, self._host_of, strict=True))
+        return [number for number, (member, host) in pairs if host is session and member.code is None]
+
+    def _host_for_newcomer(self) -> HostSession | None:
+        """Return a host with a free place; have one come if there is none."""
+        usable = [each for each in self._sessions.all if self._health.may_be_used(each.host)]
+        for session in usable:
+            if session.is_open and not session.is_over and len(self._running_on(session)) < session.slots:
+                return session
+        if not self._late:
+            gone = next((each for each in usable if each.link is None and each.is_opened_here), None)
+            if gone is None and self._spares:
+                gone = self._spares.pop(0)(len(self._sessions.all))
+                self._sessions.all.append(gone)
+            if gone is not None:
+                self._have_come(gone)
+        return None
+
+    def _have_come(self, session: HostSession) -> None:
+        """Start the agent of a host that has none."""
+        session.ranks = 0  # what is started there are newcomers
+        self._late[session] = time.monotonic() + self._task.patience_s
+        try:
+            session.open()
+        except LaunchError as error:
+            self._miss(session, str(error))
+
+    def _miss(self, session: HostSession, why: str) -> None:
+        """Go on without a host that was to come."""
+        self._late.pop(session, None)
+        self._sessions.lose(session)
+        self._note_failure(session, f"{session.name} does not come: {why}")
+
+    def _note_failure(self, session: HostSession, told: str = "") -> None:
+        pause_s = self._health.note_failure(session.host)
+        if told:
+            self._say(told)
+        if pause_s is not None:
+            self._say(f"{session.name} has failed twice: no newcomers are started there for {pause_s:g} s")
+
+    # ---- hosts ----
+
+    def _wake_at(self) -> float | None:
+        return min((at for at in (super()._wake_at(), *self._late.values()) if at is not None), default=None)
+
+    def _do_more(self) -> None:
+        super()._do_more()
+        for session, until in list(self._late.items()):
+            if time.monotonic() >= until:
+                self._miss(session, f"it has not answered within {self._task.patience_s:g} s")
+
+    def _greet(self, session: HostSession, message: Message) -> None:
+        try:
+            super()._greet(session, message)
+        except LaunchError as error:
+            if self._is_waiting:
+                raise
+            self._miss(session, str(error))
+
+    def _on_ready(self, session: HostSession, message: Message) -> None:
+        try:
+            super()._on_ready(session, message)
+        except LaunchError as error:
+            if self._is_waiting:
+                raise
+            self._miss(session, str(error))
+            return
+        if not self._is_waiting and session.is_over:
+            self._late.pop(session, None)
+            session.is_over, session.ranks = False, 0
+            hosts = [*self._told["hosts"], (session.host, 0)]
+            session.send(begin={**self._told, "hosts": hosts, "index": len(hosts) - 1}, start=self._number)
+
+    def _on_error(self, session: HostSession, message: Message) -> None:
+        if session in self._late:
+            self._miss(session, message["error"])
+        else:
+            super()._on_error(session, message)
+
+    def _on_lost_host(self, session: HostSession) -> None:
+        if session in self._late:
+            self._miss(session, session.reason())
+            return
+        was_over = session.is_over
+        super()._on_lost_host(session)
+        if not was_over:
+            self._note_failure(session)
+
+    def _go_on_without(self, member: JobProcess) -> None:
+        super()._go_on_without(member)
+        session = self._host_of[self._members.index(member)]
+        if member.code != LEFT_CODE and session.is_open:
+            self._note_failure(session)

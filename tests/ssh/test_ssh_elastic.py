@@ -1,0 +1,135 @@
+"""`multiring run --hosts --min-ranks`: ranks and hosts are lost, cut off and frozen, and newcomers replace them."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from tests.support.ssh_hosts import RUN, Process, SshHosts
+
+from multiring.lab import parse_fault
+
+# Each step adds the sum of rank + 1 over the ranks, so that the sizes of all steps say what the total must be.
+PROGRAM = """
+import json
+from pathlib import Path
+import numpy as np
+import multiring.adapters as ma
+from multiring._settings import Settings
+from multiring.adapters import elastic
+
+born = Settings.from_environment().intake or Settings.from_environment().rank or 0
+ma.init()
+state = elastic.ObjectState(
+    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object, step=0, total=0.0, sizes=[]
+)
+committed = 0
+
+
+@elastic.run
+def train(state):
+    global committed
+    assert state.step >= committed, f"step {committed} was committed, and is lost"
+    print("SIZE", ma.size(), state.step, flush=True)
+    while True:
+        told = np.asarray(ma.allreduce(np.array([ma.rank() + 1.0, float(Path("stop").exists())]), op="sum"))
+        if told[1]:
+            return
+        state.total += told[0]
+        state.sizes = [*state.sizes, ma.size()]
+        state.step += 1
+        state.commit()
+        committed = state.step
+        with open(f"log-{born}", "a") as file:
+            file.write(f"{state.step} {ma.size()}\\n")
+
+
+train(state)
+wanted = sum(size * (size + 1) / 2 for size in state.sizes)
+print("END", json.dumps([born, ma.rank(), bool(state.total == wanted), sorted(set(state.sizes))]), flush=True)
+ma.shutdown()
+"""
+
+
+def started(hosts: SshHosts, *words: str) -> Process:
+    """Start PROGRAM with options of `multiring run`."""
+    hosts.write("train.py", PROGRAM)
+    return hosts.start(0, [*RUN, *words, "train.py"])
+
+
+def wait_for_size(process: Process, size: int) -> None:
+    """Wait until a rank has begun to train with so many ranks."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if f"SIZE {size} ".encode() in line:
+            return
+    pytest.fail(f"the job ended without {size} ranks: {process.communicate()[1].decode()}")
+
+
+def ends(hosts: SshHosts, process: Process) -> tuple[list[list[Any]], str]:
+    """Let the job end; return what its ranks say, and what the launcher says."""
+    hosts.write("stop", "", hosts=[0])
+    out, err = process.communicate(timeout=90)
+    told = [json.loads(line.partition("END ")[2]) for line in out.decode().splitlines() if "END " in line]
+    assert process.returncode == 0, err.decode()
+    return sorted(told), err.decode()
+
+
+def wait_until_ended(hosts: SshHosts, number: int) -> None:
+    """Wait until a host has no process of the job. That of sshd does not learn that the wire is cut."""
+    until = time.monotonic() + 60
+    while any("python" in line for line in hosts.processes_of_user(number)):
+        assert time.monotonic() < until, hosts.processes_of_user(number)
+        time.sleep(0.2)
+
+
+def logged(hosts: SshHosts, number: int, born: int) -> list[tuple[int, int]]:
+    """Return the steps that a rank has committed, each with the number of ranks."""
+    pairs = [line.split() for line in hosts.read(number, f"log-{born}").splitlines()]
+    return [(int(step), int(size)) for step, size in pairs]
+
+
+def test_lost_ranks_and_hosts_are_replaced(own_hosts: SshHosts) -> None:
+    hosts = own_hosts
+    process = started(hosts, "-n", "4", "--hosts", "host0:2,host1:2,host2:2", "--min-ranks", "2", "--max-ranks", "4")
+    wait_for_size(process, 4)
+    hosts.as_root(hosts.lab.hosts[1], "sleep 2; pkill -9 -n -f train.py$")
+    wait_for_size(process, 3)
+    wait_for_size(process, 4)  # the newcomer is on host1, which has a free place
+    hosts.lab.apply(parse_fault(["kill", "host1"], hosts.lab.plan))
+    wait_for_size(process, 2)
+    wait_for_size(process, 4)  # the newcomers are on host2
+    told, err = ends(hosts, process)
+    assert sorted(rank for _, rank, *_ in told) == [0, 1, 2, 3]
+    assert all(is_right and sizes in ([2, 3, 4], [2, 4]) for _, _, is_right, sizes in told), (told, err)
+    assert "rank 4 is started as a newcomer on host1" in err
+    assert "rank 5 is started as a newcomer on host2" in err
+    assert "rank 6 is started as a newcomer on host2" in err
+    for number in (0, 2):
+        assert hosts.wait_until_gone(number) == []
+
+
+@pytest.mark.parametrize(("fault", "mend"), [("cut", "mend"), ("freeze", "thaw")])
+def test_of_two_halves_one_goes_on(own_hosts: SshHosts, fault: str, mend: str) -> None:
+    hosts = own_hosts
+    process = started(hosts, "--hosts", "host0:2,host1:2", "--min-ranks", "1")
+    wait_for_size(process, 4)
+    time.sleep(1)
+    hosts.lab.apply(parse_fault([fault, "host1"], hosts.lab.plan))
+    wait_for_size(process, 2)
+    if fault == "cut":
+        wait_until_ended(hosts, 1)  # the half that is cut off ends by itself
+    hosts.lab.apply(parse_fault([mend, "host1"], hosts.lab.plan))
+    told, err = ends(hosts, process)
+    assert told == [[0, 0, True, [2, 4]], [1, 1, True, [2, 4]]], err
+    assert hosts.wait_until_gone(1) == []
+    lost_at = max(step for step, size in logged(hosts, 0, 0) if size == 4)
+    for born in (2, 3):
+        assert all(size == 4 and step <= lost_at for step, size in logged(hosts, 1, born))
+
+
+def test_more_ranks_than_places_are_refused(hosts: SshHosts) -> None:
+    words = ("--hosts", "host0:1,host1:1", "--min-ranks", "1", "--max-ranks", "3", "train.py")
+    done = hosts.launch(*words)
+    assert done.returncode == 2
+    assert done.stderr == "multiring: --max-ranks 3, but host0:1,host1:1 has places for 2; want more places\n"
