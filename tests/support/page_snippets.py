@@ -135,6 +135,14 @@ loader = DataLoader(dataset, batch_size=4, sampler=mt.elastic.ElasticSampler(dat
 """,
         after="assert mt.size() == 2",
     ),
+    ("elastic.md", "def part(rank, ranks):"): Snippet(
+        before=TRAINING + "mt.init()\ncount = 5\n",
+        after="""
+assert state.moments.numel() == (2, 3)[mt.rank()]
+change = mt.elastic.RankChange(rank=0, former=(1,), former_size=2)
+assert divide({0: torch.ones(2), 1: torch.zeros(3)}, change).tolist() == [1, 1, 0, 0, 0]
+""",
+    ),
     ("horovod.md", "import multiring.torch as hvd"): Snippet(after="hvd.init()\nassert hvd.size() == 2"),
     ("loop.md", "accumulated = mt.accumulate(optimizer, 4)"): Snippet(before=SHARED, after="assert completes"),
     ("loop.md", 'log = mt.metrics_hook(lambda: wandb.init(project="digits").log, every=10)  # W&B'): Snippet(

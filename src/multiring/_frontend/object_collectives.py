@@ -125,7 +125,7 @@ def add_reducer(reduce: Callable[[Any], Any]) -> None:
 
 def _pickled(obj: Any) -> Array:
     stream = io.BytesIO()
-    _pickler()(stream).dump(obj)
+    pickler_class()(stream).dump(obj)
     return np.frombuffer(bytearray(stream.getbuffer()), np.uint8)
 
 
@@ -134,7 +134,7 @@ def _unpickled(data: Array) -> Any:
 
 
 @cache
-def _pickler() -> Any:
+def pickler_class() -> Any:
     """Return the class of the best pickler here, extended by the frameworks' reducers."""
     base: Any = importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle").Pickler
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import chainer
 
+from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring._frontend.object_collectives import broadcast_object
 
-__all__ = ["ChainerState", "ObjectState", "State", "run"]
+__all__ = ["ChainerState", "ObjectState", "OwnValue", "Randomness", "RankChange", "State", "run"]
 
 
 class ChainerState(ValuesState):

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import jax
 
 from multiring._frontend.elastic import running
+from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.jax.joining import wait_for_programs
 
-__all__ = ["JaxState", "ObjectState", "State", "run"]
+__all__ = ["JaxState", "ObjectState", "OwnValue", "Randomness", "RankChange", "State", "run"]
 
 Result = TypeVar("Result")
 
@@ -60,7 +61,7 @@ class JaxState(ObjectState):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
-        self._saved_state = _copied(kwargs)
+        self._saved_state = _copied(self._attributes())
 
     def save(self) -> None:
         """Keep copies of the current pytrees."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
@@ -13,6 +14,9 @@ __all__ = [
     "CommitStateCallback",
     "KerasState",
     "ObjectState",
+    "OwnValue",
+    "Randomness",
+    "RankChange",
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",

@@ -15,12 +15,22 @@ from typing import Any
 
 import tensorflow as tf
 
+from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring.tensorflow.functions import broadcast_variables
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "ObjectState",
+    "OwnValue",
+    "Randomness",
+    "RankChange",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
 
 
 class _VariablesState(ValuesState):

@@ -12,6 +12,7 @@ from multiring._frontend.checkpoint.arrays import Outgoing
 from multiring._frontend.checkpoint.files import Part, finish, gather, own_name, shared_name, write_part
 from multiring._frontend.checkpoint.folder import MARK, SaveAttempt, data_folder, require_ours
 from multiring._frontend.checkpoint.framework import Framework, SavedState
+from multiring._frontend.checkpoint.last_saved import note_saved
 from multiring._frontend.checkpoint.loading import BESIDE, OWN, PARTS, RANDOM, is_saved, load
 from multiring._frontend.checkpoint.tree import Flattener
 from multiring._frontend.lifecycle import local_rank, rank, size
@@ -84,6 +85,7 @@ def save(
             with agreed(doing):
                 if turn:
                     finish(target, token, size(), list(parts))
+    note_saved(shown_path(path))
     note_progress()
 
 

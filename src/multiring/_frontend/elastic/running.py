@@ -2,10 +2,10 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multiring._frontend.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, State, run_fn
+from multiring._frontend.elastic.state import LEAVES, HostsUpdatedInterrupt, HostUpdateResult, State, run_fn
 from multiring._frontend.errors import OperationError
 from multiring._frontend.lifecycle import init, is_initialized, shutdown
 from multiring._frontend.process_sets import (
@@ -72,8 +72,8 @@ def _in_our_words(func: Callable[..., Result], rejoining: "Rejoining") -> Callab
             state.watch_hosts(rejoining.host_changes)
         try:
             return func(state, *arguments, **keywords)
-        except HostsUpdatedInterrupt:
-            rejoining.is_at_commit = True
+        except HostsUpdatedInterrupt as interrupt:
+            rejoining.stand_at_commit(interrupt.leaving)
             raise
         except MultiringError:
             raise
@@ -94,28 +94,38 @@ class Rejoining:
 
     def __init__(self) -> None:
         self.leave_request = LeaveRequest()
-        self.is_at_commit = False  # whether all ranks are, and none has failed as far as this one knows
+        self._is_at_commit = False  # whether all ranks are, and none has failed as far as this one knows
+        self._leaves = False  # whether the others have been told at this commit that this rank leaves
+        self._leaving: set[int] = set()  # the numbers of the processes that leave at this commit
         self._sets: tuple[Any, Any, bool] | None = None  # to make, if a rank was lost while they were made
         self._unfinished: tuple[Any, bool] | None = None  # the sets, if a rank was lost while the ranks joined
         self._world: World | None = None  # the job that was joined then, with none or a part of them
 
-    def host_changes(self) -> HostUpdateResult:
-        """Return whether newcomers wait, and whether this rank wants to leave."""
+    def stand_at_commit(self, leaving: Sequence[int]) -> None:
+        """Note that all ranks are at a commit, of which these leave."""
+        self._is_at_commit = True
+        self._leaving = {world_now().membership.ids[rank] for rank in leaving}
+
+    def host_changes(self) -> int:
+        """Return whether newcomers wait, and whether this rank leaves: a HostUpdateResult, perhaps with LEAVES."""
         added = HostUpdateResult.added if newcomers() else HostUpdateResult.no_update
-        return added | (HostUpdateResult.removed if self.leave_request.has_come else HostUpdateResult.no_update)
+        self._leaves = self.leave_request.has_come
+        return added | (HostUpdateResult.removed | LEAVES if self._leaves else HostUpdateResult.no_update)
 
     def join_again(self) -> None:
         """Leave the job and join it again, or go on with the ranks that are left."""
-        is_at_commit, self.is_at_commit = self.is_at_commit, False
-        if is_at_commit and self.leave_request.has_come:
+        is_at_commit, self._is_at_commit = self._is_at_commit, False
+        leaving, self._leaving = self._leaving, set()
+        # A request that has come since is for the next commit: the others would begin without knowing of it.
+        if is_at_commit and self._leaves:
             close_sets()
             leave_at_commit()
             raise SystemExit(LEFT_CODE)
         if is_at_commit and lets_in():
-            self._let_in()
+            self._let_in(leaving)
             return
         if may_go_on():
-            self._go_on()
+            self._go_on(leaving)
             return
         world = world_now() if is_initialized() else None
         if self._unfinished is None or (world is not None and world is not self._world):
@@ -134,19 +144,24 @@ class Rejoining:
         place = come_in()
         adopt_sets(promised, place.told, place.former, is_dynamic=is_dynamic)
 
-    def _let_in(self) -> None:
+    def _let_in(self, leaving: set[int]) -> None:
         """Let newcomers in. They get the numbers and ranks of the process sets, in which they are not."""
         kept, processes, is_dynamic = self._sets = self._sets or sets_to_keep_by_process()
         close_sets()
-        former, ids = let_in(json.dumps(processes)), world_now().membership.ids
+        former = let_in(json.dumps(processes))
+        while leaving & set(former):
+            former = succeed().membership.ids
+        ids = world_now().membership.ids
         processes = {number: moved(ones, former, ids) for number, ones in processes.items()}
         self._sets = kept, processes, is_dynamic
         self._keep_sets()
 
-    def _go_on(self) -> None:
+    def _go_on(self, leaving: set[int]) -> None:
         self._sets = self._sets or sets_to_keep_by_process()
         close_sets()
-        succeed()
+        # Two may leave at one commit, and be left out by two votes.
+        while leaving & set(succeed().membership.ids):
+            pass
         self._keep_sets()
 
     def _keep_sets(self) -> None:

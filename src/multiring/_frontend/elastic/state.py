@@ -10,10 +10,12 @@ import functools
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, TypeVar
 
+from multiring._frontend.elastic.own import OwnAttribute, OwnPart, OwnValue, Randomness
+from multiring._frontend.elastic.own_states import OwnStates
 from multiring._frontend.errors import OperationError
 from multiring.errors import CollectiveError, MultiringError
 
@@ -22,6 +24,8 @@ Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
 Gather = Callable[[Any], Sequence[Any]]  # this rank's object -> all ranks' objects, by rank
 
 _log = logging.getLogger("multiring")
+# Added to the HostUpdateResult of a rank that leaves at this commit.
+LEAVES = 4
 # The training gives up after this number of failures in a row without a commit.
 _MOST_FAILURES = 10
 
@@ -44,6 +48,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
     def __init__(self, skip_sync: bool) -> None:  # noqa: FBT001 -- Horovod's signature
         super().__init__(f"the hosts changed{', none was added' if skip_sync else ''}")
         self.skip_sync = skip_sync
+        self.leaving: tuple[int, ...] = ()  # the ranks that leave now
 
 
 class State:
@@ -68,9 +73,10 @@ class State:
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._host_changes: Callable[[], HostUpdateResult] | None = None
+        self._host_changes: Callable[[], int] | None = None
         self._commits = 0
         self._sync_root = 0
+        self._own = OwnStates(self._own_parts, self._saved)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Register functions to call each time the ranks have joined the job again.
@@ -86,8 +92,8 @@ class State:
         for callback in self._reset_callbacks:
             callback()
 
-    def watch_hosts(self, changes: Callable[[], HostUpdateResult]) -> None:
-        """Have `check_host_updates` ask `changes` how the hosts have changed."""
+    def watch_hosts(self, changes: Callable[[], int]) -> None:
+        """Have `check_host_updates` ask `changes` for a HostUpdateResult, with LEAVES if this rank leaves."""
         self._host_changes = changes
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
@@ -102,12 +108,21 @@ class State:
     def commit(self) -> None:
         """Save the current state, then check whether the hosts changed.
 
+        If ranks have own parts (`OwnValue`), copies of them go to other ranks while the training goes on. Until all of
+        these are whole, the former commit counts.
+
         Raises:
             HostsUpdatedInterrupt: on every rank: the hosts changed.
         """
-        self.save()
+        self._commit()
+        self._check_host_updates(is_committed=True)
+
+    def _commit(self) -> None:
+        if self._own:
+            self._own.commit(self.save)
+        else:
+            self.save()
         self._commits += 1
-        self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Check whether `on_hosts_updated` was called on any rank.
@@ -117,22 +132,31 @@ class State:
         Raises:
             HostsUpdatedInterrupt: on every rank, with the same `skip_sync`: the hosts changed.
         """
-        newest, changes = self._last_updated_timestamp, HostUpdateResult.no_update
+        self._check_host_updates(is_committed=False)
+
+    def _check_host_updates(self, *, is_committed: bool) -> None:
+        newest, changes = self._last_updated_timestamp, int(HostUpdateResult.no_update)
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
             newest = max(newest, timestamp)
             if timestamp > self._last_updated_timestamp:
-                changes |= HostUpdateResult(change)
+                changes |= int(change)
         if self._host_changes is not None and (change := self._host_changes()):
             newest = max(newest + 1e-6, time.time())
             changes |= change
-        heard = (self._last_updated_timestamp, newest, int(changes))
+        heard = (self._last_updated_timestamp, newest, changes)
         told = [self._bcast_object(heard)] if self._gather_object is None else self._gather_object(heard)
         before = max(each[0] for each in told)
         self._last_updated_timestamp = max(each[1] for each in told)
         if self._last_updated_timestamp > before:
-            all_changes = functools.reduce(int.__or__, [each[2] for each in told])
-            raise HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
+            if self._own:  # ranks may leave now, and hand their parts over
+                if not is_committed:
+                    self._commit()
+                self._own.settle()
+            all_changes = functools.reduce(int.__or__, [each[2] for each in told]) & ~LEAVES
+            interrupt = HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
+            interrupt.leaving = tuple(rank for rank, each in enumerate(told) if each[2] & LEAVES)
+            raise interrupt
 
     def must_sync(self, *, wanted: bool) -> bool:
         """Return whether any rank wants to synchronise, for example a new rank, and choose `sync_root`.
@@ -141,12 +165,50 @@ class State:
         """
         if self._gather_object is None:
             return wanted
-        told = self._gather_object((wanted, self._commits))
+        told = self._gather_object((wanted, self._commits, self._own.kept() if self._own else None))
+        if self._own:
+            return self._must_take_back(told)
         # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give. If a
         # rank was lost during a commit, some ranks have it already.
-        commits = [each for _, each in told]
+        commits = [each for _, each, _ in told]
         self._sync_root = commits.index(max(commits))
-        return any(wants for wants, _ in told)
+        return any(wants for wants, _, _ in told)
+
+    def _must_take_back(self, told: Sequence[Any]) -> bool:
+        self._sync_root, is_changed = self._own.decide([kept for _, _, kept in told], self._rank())
+        if is_changed or any(wants for wants, _, _ in told):
+            return True
+        self._own.stay()
+        return False
+
+    def synchronize(self) -> None:
+        """Call `sync`, and give each rank its own parts of the commit to which the ranks go back; see `must_sync`."""
+        if not self._own:
+            self.sync()
+            return
+        record = self._own.former_record()
+        if record is not None:
+            self._set_saved(record)
+            self.restore()
+        self.sync()
+        self._own.take_back(lambda: None, self._rank())
+
+    def restore_all(self) -> None:
+        """Call `restore`, and set this rank's own parts to those of its last commit."""
+        self.restore()
+        if self._own:
+            self._own.restore()
+
+    def _own_parts(self) -> Mapping[str, OwnPart]:
+        """Return the parts of the state of which each rank has its own, by name."""
+        return {}
+
+    def _saved(self) -> Any:
+        """Return what was saved last: references, no copies."""
+        return None
+
+    def _set_saved(self, saved: Any) -> None:
+        """Take an earlier result of `_saved` as what was saved last."""
 
     @property
     def sync_root(self) -> int:
@@ -189,7 +251,12 @@ def all_or_nothing(*holders: object) -> Iterator[None]:
 
 
 class ObjectState(State):
-    """A state of plain objects, each an attribute."""
+    """A state of plain objects, each an attribute.
+
+    All ranks have the same, but for those that are given as an `OwnValue` or a `Randomness`.
+    """
+
+    _SAVED: tuple[str, ...] = ("_saved_state",)  # the attributes with what was saved last
 
     def __init__(
         self,
@@ -200,8 +267,19 @@ class ObjectState(State):
     ) -> None:
         """Set `kwargs` as attributes, and save them. For the other arguments see State."""
         super().__init__(bcast_object=bcast_object, get_rank=get_rank, gather_object=gather_object)
-        self._saved_state = copy.deepcopy(kwargs)
-        self._set_attributes(kwargs)
+        self._parts: dict[str, OwnPart] = {}
+        alike: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if isinstance(value, OwnValue):
+                self._parts[name] = OwnAttribute(self, name, value.rearranged)
+                self._set_attributes({name: value.value})
+            elif isinstance(value, Randomness):
+                self._parts[name] = value
+                self._set_attributes({name: value})
+            else:
+                alike[name] = value
+        self._saved_state = copy.deepcopy(alike)
+        self._set_attributes(alike)
 
     def save(self) -> None:
         """Save copies of the attributes."""
@@ -217,6 +295,15 @@ class ObjectState(State):
             own, gather = self._attributes(), self._gather_object
             self._set_attributes(gather(own)[self.sync_root] if gather and self.sync_root else self._bcast_object(own))
             self._saved_state = copy.deepcopy(self._attributes())
+
+    def _own_parts(self) -> Mapping[str, OwnPart]:
+        return self._parts
+
+    def _saved(self) -> Any:
+        return {name: getattr(self, name) for name in self._SAVED}
+
+    def _set_saved(self, saved: Any) -> None:
+        vars(self).update(saved)
 
     def _attributes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}
@@ -258,7 +345,7 @@ def run_fn(
             goes_back = False
             try:
                 if _must_sync(state, wanted=wants_sync):
-                    state.sync()
+                    _synchronize(state)
                 return func(state, *arguments, **keywords)
             except HostsUpdatedInterrupt as interrupt:
                 wants_sync = not interrupt.skip_sync
@@ -308,8 +395,12 @@ def _join_again(state: Any, reset: Callable[[], object], *, goes_back: bool) -> 
         # Do not restore before `reset`: a suspended rank may write into memory of the failed operation until it
         # rejoins.
         if goes_back:
-            state.restore()
+            (state.restore_all if isinstance(state, State) else state.restore)()
     state.on_reset()
+
+
+def _synchronize(state: Any) -> None:
+    (state.synchronize if isinstance(state, State) else state.sync)()
 
 
 def _must_sync(state: Any, *, wanted: bool) -> bool:

@@ -13,6 +13,8 @@ class ValuesState(ObjectState):
     An adapter's subclass reads and writes the values, and sets all ranks' values to those of rank `sync_root`.
     """
 
+    _SAVED = ("_saved_state", "_values")
+
     def __init__(self, **kwargs: Any) -> None:
         """Set `kwargs` as attributes, and save them and the current values."""
         super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)

@@ -8,9 +8,10 @@
 
     train(mt.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler))
 
-Membership is fixed: all of the original ranks continue, or the job ends (multiring._frontend.elastic.state).
+Without `multiring run --min-ranks`, all of the original ranks continue, or the job ends.
 """
 
+from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring.torch.elastic.sampler import ElasticSampler
@@ -19,6 +20,9 @@ from multiring.torch.elastic.state import TorchState, get_handler_registry, set_
 __all__ = [
     "ElasticSampler",
     "ObjectState",
+    "OwnValue",
+    "Randomness",
+    "RankChange",
     "State",
     "TorchState",
     "get_handler_registry",

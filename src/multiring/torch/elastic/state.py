@@ -1,15 +1,17 @@
 """TorchState: the state from which a torch program continues after a failure."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.elastic.own import OwnPart
 from multiring._frontend.elastic.state import ObjectState, all_or_nothing
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring.torch.elastic.own import parts_of_optimizer, without_blocks, without_residuals
 from multiring.torch.elastic.sampler import ElasticSampler
 from multiring.torch.gathered_state import gather_state
 from multiring.torch.gradients.optimizer import share_anew
@@ -30,6 +32,13 @@ class StateHandler:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    leaves_own_parts = False
+    """Whether `save` and `sync` can leave own parts out, because they are committed and set apart."""
+
+    def own_parts(self) -> Mapping[str, OwnPart]:
+        """Return the parts of the object of which each rank has its own, by name; the same names on all ranks."""
+        return {}
 
     def meet(self) -> None:
         """Exchange information with other ranks, before any handler saves."""
@@ -108,21 +117,33 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """Saves an optimizer's state and options."""
+    """Saves an optimizer's state and options.
+
+    The state that differs between ranks are own parts: the blocks of a Shampoo, and residuals of compression.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         refuse_parts("TorchState", held_by(optimizer), _PARTED)
         gather_state(optimizer)
         super().__init__(optimizer)
 
+    def own_parts(self) -> dict[str, OwnPart]:
+        """Return the parts of which each rank has its own."""
+        return parts_of_optimizer(self.value)
+
     def save(self) -> None:
         """Save the optimizer as it is now."""
-        gather_state(self.value)
-        super().save()
+        with without_blocks(self.value, is_wanted=self.leaves_own_parts):
+            gather_state(self.value)
+            self._saved = copy.deepcopy(without_residuals(self.value.state_dict()))
 
     def sync(self) -> None:
-        """Replace the optimizer's state on every rank by that of rank `sync_root`, and save it."""
-        broadcast_optimizer_state(self.value, root_rank=self.sync_root)
+        """Replace the optimizer's state on every rank by that of rank `sync_root`, and save it.
+
+        Own parts follow, if the ranks have any of a commit.
+        """
+        with without_blocks(self.value, is_wanted=self.leaves_own_parts):
+            broadcast_optimizer_state(self.value, root_rank=self.sync_root)
         self.save()
 
     def reset(self) -> None:
@@ -190,6 +211,9 @@ class TorchState(ObjectState):
     Modules, optimizers, learning rate schedulers, gradient scalers and ElasticSamplers are saved by their state_dict,
     and stay the same objects. Any other value is copied, so it has to be one that `broadcast_object` accepts.
 
+    What differs between ranks is committed on each rank, and in a peer's memory: the state of a Shampoo, residuals of
+    compression, and values that are given as an `OwnValue` or a `Randomness`.
+
     Args:
         model: a module, or None.
         optimizer: an optimizer, or None.
@@ -222,6 +246,7 @@ class TorchState(ObjectState):
             handler.meet()
         with all_or_nothing(self, *self._handlers.values()):
             for handler in self._handlers.values():
+                handler.leaves_own_parts = self._own.are_apart
                 handler.save()
             super().save()
 
@@ -238,9 +263,28 @@ class TorchState(ObjectState):
         """
         with all_or_nothing(self, *self._handlers.values()):
             for handler in self._handlers.values():
-                handler.sync_root = self.sync_root
+                handler.sync_root, handler.leaves_own_parts = self.sync_root, self._own.are_apart
                 handler.sync()
             super().sync()
+
+    def _own_parts(self) -> Mapping[str, OwnPart]:
+        found = dict(super()._own_parts())
+        for name, handler in self._handlers.items():
+            found.update({f"{name}.{part}": each for part, each in handler.own_parts().items()})
+        return found
+
+    def _saved(self) -> Any:
+        handlers = {
+            name: {key: value for key, value in vars(each).items() if key != "value"}
+            for name, each in self._handlers.items()
+        }
+        return super()._saved(), handlers
+
+    def _set_saved(self, saved: Any) -> None:
+        attributes, handlers = saved
+        super()._set_saved(attributes)
+        for name, kept in handlers.items():
+            vars(self._handlers[name]).update(kept)
 
     def reset(self) -> None:
         """Adapt samplers and optimizers to the current ranks."""

@@ -3,7 +3,7 @@
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -361,6 +361,30 @@ def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> Non
     reducer: AutogradReducer | None = vars(found)["_reducer"]
     if reducer is not None:
         reducer.take(list(reducer.names()).index(id(parameter)))
+
+
+def residuals_of(optimizer: torch.optim.Optimizer) -> dict[int, Any] | None:
+    """Return what this rank has not sent yet of the gradients, by the parameter's number; None without."""
+    reducer = optimizer._reducer if isinstance(optimizer, Distributed) else None  # noqa: SLF001 -- of this module
+    if reducer is None:
+        return None
+    states = reducer.states()
+    found = [states.get(id(each), CompressionState()).residual for each in parameters_of(optimizer)]
+    return {number: each for number, each in enumerate(found) if each is not None} or None
+
+
+def set_residuals(optimizer: torch.optim.Optimizer, residuals: Mapping[int, Any]) -> None:
+    """Replace what this rank has not sent yet of the gradients, by the parameter's number."""
+    reducer = optimizer._reducer if isinstance(optimizer, Distributed) else None  # noqa: SLF001 -- of this module
+    if reducer is not None:
+        parameters = parameters_of(optimizer)
+        reducer.load_states({id(parameters[at]): CompressionState(residual=each) for at, each in residuals.items()})
+
+
+def averages(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a DistributedOptimizer divides the sums of gradients by the number of ranks."""
+    setup = setup_of(optimizer)
+    return setup is not None and setup.options.op == "average"
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer) -> None:

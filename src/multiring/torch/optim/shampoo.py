@@ -4,9 +4,10 @@ Each rank keeps the covariances and bases of some blocks of the matrices, and co
 all ranks all updates. So a step costs each rank only its share of the arithmetic and of the memory.
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +27,8 @@ from multiring.torch.parallelizing.held import is_dtensor
 from multiring.torch.step.gradients import evaluated, number, with_gradients
 
 _DTYPES = (torch.float32, torch.float64)  # in which updates are computed
+_WITHOUT = "multiring_without_blocks"  # marks a state_dict that lacks the state of all blocks
+_LACKING = object()  # instead of the members that have the state: this rank lacks a part of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +130,7 @@ class Shampoo(Divided):
         how = eigendecomposition or Eigendecomposition()
         self._is_whole = True  # whether every rank has the state of all blocks
         self._divided_among: object = None  # otherwise, the members that have it
+        self._leaves_out = False  # whether `state_dict` leaves the state of all blocks out
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -147,7 +151,7 @@ class Shampoo(Divided):
             StateError: other ranks have a part of the state.
         """
         self._require_whole("a copy")
-        return {**super().__getstate__(), "_is_whole": True, "_divided_among": None}
+        return {**super().__getstate__(), "_is_whole": True, "_divided_among": None, "_leaves_out": False}
 
     def _require(self, parameter: Tensor) -> None:
         """Raise an error if `parameter` is not of real numbers, or if this rank has only a part of it."""
@@ -200,6 +204,8 @@ class Shampoo(Divided):
         Raises:
             StateError: the ranks have changed since the last step. Every rank raises it.
         """
+        if self._leaves_out:
+            return
         ranks = self._ranks()
         if ranks is None:
             self._require_same_ranks(None)
@@ -245,8 +251,53 @@ class Shampoo(Divided):
         Raises:
             StateError: other ranks have a part of the state. `gather_state` on every rank gathers it.
         """
+        if self._leaves_out:
+            state = super().state_dict()
+            alike = {at: {key: each[key] for key in each if "." not in key} for at, each in state["state"].items()}
+            return {**state, "state": alike, _WITHOUT: True}
         self._require_whole("state_dict()")
         return super().state_dict()
+
+    @contextlib.contextmanager
+    def without_blocks(self) -> Iterator[None]:
+        """Leave the state of all blocks out of `state_dict` in the block: what is left is the same on all ranks."""
+        self._leaves_out = True
+        try:
+            yield
+        finally:
+            self._leaves_out = False
+
+    def own_blocks(self) -> dict[tuple[int, str], Tensor] | None:
+        """Return the state of this rank's blocks, by the parameter's number and key; None if not all ranks divide it.
+
+        The tensors are the optimizer's own.
+        """
+        if self._process_set is not global_process_set:
+            return None
+        ranks = self._ranks()
+        rank = 0 if ranks is None else ranks.rank
+        found: dict[tuple[int, str], Tensor] = {}
+        for at, (parameter, owned) in enumerate(self._owner_ranks(ranks, of_all=True).items()):
+            for key, value in self.state.get(parameter, {}).items():
+                if "." in key and owned[int(key.split(".")[0])] == rank:
+                    found[at, key] = value
+        return found
+
+    def load_blocks(self, blocks: Mapping[tuple[int, str], Tensor], *, are_all: bool) -> None:
+        """Take the state of blocks, instead of what there is.
+
+        Args:
+            blocks: as `own_blocks` returns it, of some or all ranks.
+            are_all: whether they are all blocks.
+        """
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        for parameter in parameters:
+            state = self.state.get(parameter, {})
+            for key in [key for key in state if "." in key]:
+                del state[key]
+        for (at, key), value in blocks.items():
+            self.state[parameters[at]][key] = value.to(parameters[at].device, copy=True)
+        self._is_whole, self._divided_among = are_all, None if are_all else _LACKING
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state as in torch, but without rounding it to the type of the parameters."""
@@ -257,7 +308,8 @@ class Shampoo(Divided):
             for key, value in state_dict["state"].get(at, {}).items():
                 if isinstance(value, Tensor):
                     self.state[parameter][key] = value.to(parameter.device, copy=True)
-        self._is_whole = True
+        is_lacking = bool(state_dict.get(_WITHOUT))
+        self._is_whole, self._divided_among = not is_lacking, _LACKING if is_lacking else None
 
     def _require_whole(self, what: str) -> None:
         if not self._is_whole:
@@ -271,14 +323,16 @@ class Shampoo(Divided):
         if not self._is_whole and self._divided_among is not group:
             raise _changed_ranks()
 
-    def _owner_ranks(self, ranks: Group | None) -> dict[Tensor, list[int]]:
-        """Return the owner of each block of each parameter.
+    def _owner_ranks(self, ranks: Group | None, *, of_all: bool = False) -> dict[Tensor, list[int]]:
+        """Return the owner of each block of each parameter; with `of_all`, also of parameters without blocks.
 
         It does not depend on which parameters have a gradient, and stays when a group of parameters is added.
         """
         load = [0.0] * (1 if ranks is None else ranks.size)
         found: dict[Tensor, list[int]] = {}
         for group in self.param_groups:
+            if of_all:
+                found.update((parameter, []) for parameter in group["params"])
             blocks = [block for parameter in group["params"] for block in _blocks_of(parameter, group["block"])]
             owners = owners_of([eigenbasis.cost_of(*each.shape, group["frequency"]) for each in blocks], load)
             for block, owner in zip(blocks, owners, strict=True):

@@ -1,0 +1,163 @@
+"""States of which each rank has its own: no lost rank loses any, because a peer has a copy.
+
+The programs train with momentum that is divided among the ranks, in float64. What they end with is compared with the
+same steps in one process, which has as many ranks at each step.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FEATURES, STEPS = 12, 12
+PROGRAM = """
+import json, os, random, signal, sys
+import numpy as np
+import multiring.adapters as ma
+from multiring._frontend.elastic.peer_copies import PeerCopies
+from multiring._settings import Settings
+from multiring.adapters import elastic
+from multiring.errors import StateError
+
+samples = np.random.default_rng(0).standard_normal((100, {features}))
+wanted = samples @ np.arange({features})
+most, settings = int(sys.argv[3]), Settings.from_environment()
+born, acts = int(settings.intake or settings.rank or 0), json.loads(sys.argv[1])
+ma.init()
+random.seed(born)
+
+
+def act(where):
+    number = acts.get(f"{{born}} {{where}}")
+    if number is not None:
+        os.kill(os.getpid(), number)
+
+
+def part(rank, size):
+    return slice(rank * {features} // size, (rank + 1) * {features} // size)
+
+
+def divided_anew(values, change):
+    assert sorted(values) == list(range(change.former_size))
+    return np.concatenate([values[rank] for rank in sorted(values)])[part(change.rank, change.size)].copy()
+
+
+def keep(self, *, keep=PeerCopies.keep, **words):
+    act(f"keeps {{state.step}}")
+    keep(self, **words)
+    act(f"sends {{state.step}}")
+
+
+PeerCopies.keep = keep
+state = elastic.ObjectState(
+    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object,
+    step=0, weights=np.zeros({features}), sizes=[], drawn=elastic.OwnValue([]), randomness=elastic.Randomness(),
+    moments=elastic.OwnValue(np.zeros({features})[part(ma.rank(), ma.size())], divided_anew),
+    weight=elastic.OwnValue(np.zeros(int(sys.argv[2]))),
+)
+
+
+@elastic.run
+def train(state):
+    while state.step < {steps} or most and state.sizes[-3:] != [most] * 3:
+        act(f"begins {{state.step}}")
+        at = (7 * state.step + ma.rank()) % 100
+        gradient = np.asarray(ma.allreduce((samples[at] @ state.weights - wanted[at]) * samples[at]))
+        state.moments = 0.9 * state.moments + gradient[part(ma.rank(), ma.size())]
+        state.drawn = [*state.drawn, random.random()]
+        state.weights = state.weights - 0.01 * np.concatenate(ma.allgather_object(state.moments))
+        state.sizes = [*state.sizes, ma.size()]
+        state.step += 1
+        state.commit()
+
+
+try:
+    train(state)
+except StateError as error:
+    print("ERROR", state.step, error, flush=True)
+    sys.exit(3)
+print("END", json.dumps([born, state.sizes, state.weights.tolist(), state.drawn]), flush=True)
+ma.shutdown()
+"""
+KILL, TERM = 9, 15
+
+
+def run(folder: Path, acts: dict[str, int], *words: str, floats: int = 1, most: int = 0) -> Any:
+    script = folder / "program.py"
+    script.write_text(PROGRAM.format(features=FEATURES, steps=STEPS))
+    launch = ["-m", "multiring", "run", *words, str(script), json.dumps(acts), str(floats), str(most)]
+    return subprocess.run(
+        [sys.executable, *launch], capture_output=True, text=True, check=False, timeout=300, cwd=folder
+    )
+
+
+def trained(sizes: list[int]) -> np.ndarray[Any, Any]:
+    """Return the weights after steps of so many ranks."""
+    samples = np.random.default_rng(0).standard_normal((100, FEATURES))
+    wanted, weights, moments = samples @ np.arange(FEATURES), np.zeros(FEATURES), np.zeros(FEATURES)
+    for step, size in enumerate(sizes):
+        rows = [(7 * step + rank) % 100 for rank in range(size)]
+        moments = 0.9 * moments + (samples[rows] @ weights - wanted[rows]) @ samples[rows] / size
+        weights = weights - 0.01 * moments
+    return weights
+
+
+def drawn(born: int, count: int) -> list[float]:
+    """Return the numbers that a rank draws which no failure has disturbed."""
+    import random  # noqa: PLC0415
+
+    generator = random.Random(born)  # noqa: S311 -- no secret
+    return [generator.random() for _ in range(count)]
+
+
+CASES: dict[str, tuple[dict[str, int], list[int], int]] = {
+    # acts, the numbers of ranks of the first steps, and the length of each rank's own state that only weigh
+    "one after the other": ({"0 begins 3": KILL, "2 begins 6": KILL}, [3] * 3 + [2] * 3 + [1] * 6, 1),
+    "before a copy is sent": ({"1 keeps 5": KILL}, [3] * 4 + [2] * 8, 1),
+    "while a copy is sent": ({"1 sends 5": KILL}, [3] * 4, 1_000_000),
+    "hands over and leaves": ({"0 begins 4": TERM, "1 begins 7": TERM}, [3] * 5 + [2] * 3 + [1] * 4, 1),
+}
+
+
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("case", CASES)
+def test_a_lost_rank_loses_nothing(tmp_path: Path, case: str) -> None:
+    acts, first, floats = CASES[case]
+    done = run(tmp_path, acts, "-n", "3", "--min-ranks", "1", floats=floats)
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    assert len(ends) == 3 - len(acts), done.stderr
+    for born, sizes, weights, numbers in ends:
+        assert sizes[: len(first)] == first
+        assert np.abs(np.array(weights) - trained(sizes)).max() < 1e-10
+        assert numbers == drawn(born, len(sizes))  # steps that were done twice have the same random numbers
+
+
+@pytest.mark.timeout(320)
+def test_newcomers_get_their_part(tmp_path: Path) -> None:
+    acts = {"1 begins 3": KILL, "0 begins 5": TERM}
+    done = run(tmp_path, acts, "-n", "3", "--min-ranks", "1", "--max-ranks", "3", most=3)
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    assert sorted(len(numbers) == len(sizes) for _, sizes, _, numbers in ends) == [False, False, True]
+    for _, sizes, weights, _ in ends:
+        assert sizes == ends[0][1]
+        assert sizes.count(3) >= 3
+        assert 2 in sizes
+        assert np.abs(np.array(weights) - trained(sizes)).max() < 1e-10
+
+
+@pytest.mark.timeout(320)
+def test_two_that_had_each_others_copy_are_told(tmp_path: Path) -> None:
+    done = run(tmp_path, {"1 begins 3": KILL, "2 begins 3": KILL}, "-n", "4", "--min-ranks", "1")
+    errors = {line.partition("ERROR ")[2] for line in done.stdout.splitlines() if "ERROR " in line}
+    assert len(errors) == 1, done.stderr
+    [error] = errors
+    assert error.startswith("3 elastic.run: the own states of rank 1 (copy on rank 2) are lost")
+    assert "The job has saved no checkpoint with `save`" in error
+    assert sum("ERROR " in line for line in done.stdout.splitlines()) == 2
+    assert done.returncode != 0
