@@ -18,6 +18,8 @@ folder, steps, pause_s, kind = Path(sys.argv[1]), int(sys.argv[2]), float(sys.ar
 born = int(Settings.from_environment().intake or Settings.from_environment().rank or 0)
 (folder / f"pid-{born}.new").write_text(str(os.getpid()))
 (folder / f"pid-{born}.new").rename(folder / f"pid-{born}")
+(folder / f"place-{born}").write_text(f"{os.getpid()} {os.uname().nodename}")
+(folder / f"place-{born}").rename(folder / f"host-{born}")
 ma.init()
 log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 samples = np.random.default_rng(0).standard_normal((4096, 20))
