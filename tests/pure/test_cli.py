@@ -282,6 +282,7 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--min-ranks K",
         "--max-ranks N",
         "--reset-limit N",
+        "--host-discovery SCRIPT",
         "--log-dir DIR",
         "--record FILE",
         "--page [HOST:]PORT",

@@ -133,3 +133,24 @@ def test_more_ranks_than_places_are_refused(hosts: SshHosts) -> None:
     done = hosts.launch(*words)
     assert done.returncode == 2
     assert done.stderr == "multiring: --max-ranks 3, but host0:1,host1:1 has places for 2; want more places\n"
+
+
+def test_hosts_come_and_go_as_a_script_says(own_hosts: SshHosts) -> None:
+    hosts = own_hosts
+    hosts.write("hosts", "host0:1\nhost1:2\n", hosts=[0])
+    words = ("-n", "3", "--host-discovery", "cat hosts", "--min-ranks", "1", "--max-ranks", "5")
+    process = started(hosts, *words)
+    wait_for_size(process, 3)
+    hosts.write("hosts", "host0:1\nhost1:2\nhost2:2\n", hosts=[0])
+    wait_for_size(process, 5)
+    hosts.write("hosts", "no host at all\n", hosts=[0])
+    time.sleep(3)
+    hosts.write("hosts", "host0:1\nhost2:2\n", hosts=[0])
+    wait_for_size(process, 3)
+    wait_until_ended(hosts, 1)  # the agent has ended, too
+    told, err = ends(hosts, process)
+    assert [(born, is_right) for born, _, is_right, _ in told] == [(0, True), (3, True), (4, True)], err
+    assert err.count("it printed 'no host at all', want lines like host:4; its last good answer is kept") == 1
+    assert "host1 has 0 places now: ranks 1, 2 are to leave" in err
+    assert ") failed: " not in err, err
+    assert "rank 5 is started" not in err, err

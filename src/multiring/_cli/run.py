@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from multiring._cli.run_file import read_options
 from multiring._launch import (
     CommandError,
+    DiscoveryOptions,
     HostsLauncher,
     JobOptions,
     NodePlace,
@@ -133,6 +134,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reset-limit", type=int, metavar="N", help="with --max-ranks: replace N lost ranks at most (default 100)"
     )
+    parser.add_argument(
+        "--host-discovery",
+        metavar="SCRIPT",
+        help="with --max-ranks: use the hosts that SCRIPT prints, as lines host:slots, now and later",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument(
         "--record",
@@ -176,12 +182,15 @@ def run(arguments: argparse.Namespace) -> int:
         min_ranks=asked.min_ranks,
         max_ranks=asked.max_ranks,
         reset_limit=JobOptions().reset_limit if asked.reset_limit is None else asked.reset_limit,
+        discovery=None if asked.host_discovery is None else DiscoveryOptions(script=asked.host_discovery),
     )
     command = program_of(asked.program)
     launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)
     environment = inherited_environment()
     wishes = LiveWishes(asked.record, asked.page, asked.page_token_file)
-    if node is None and hosts is None and not asked.here:
+    if options.discovery is not None and (node is not None or hosts is not None or asked.here):
+        arguments.refuse("--host-discovery names the hosts; leave out --hosts, --hostfile, --nodes and --here")
+    if node is None and hosts is None and not asked.here and options.discovery is None:
         allocation = slurm_allocation(environment)
         if allocation is not None and command:
             by_srun = partial(_start_in_slurm, command, asked.ranks, allocation)
@@ -192,7 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"multiring: ranks on {hosts}, the hosts of this allocation; --here uses this one only", file=sys.stderr
             )
     ranks = asked.ranks
-    if ranks is None and hosts is None and command:
+    if ranks is None and hosts is None and command and options.discovery is None:
         ranks, reason = default_ranks(visible_gpus(environment))
         many = "1 rank" if ranks == 1 else f"{ranks} ranks"
         print(f"multiring: {many}, {reason}; -n N starts another number", file=sys.stderr)
@@ -278,11 +287,11 @@ def start(
     def job(current: JobOptions) -> int:
         if node is not None:
             return run_node(command, ranks or 1, node, current)
-        if hosts is not None:
+        if hosts is not None or current.discovery is not None:
             return run_over_hosts(command, hosts, ranks, current, launcher)
         return run_local(command, ranks or 1, current)
 
-    return _run(job, options, is_here=hosts is None and node is None)
+    return _run(job, options, is_here=hosts is None and node is None and options.discovery is None)
 
 
 def _path_of_timeline(path: Path) -> Path:

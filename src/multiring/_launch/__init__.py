@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from multiring._launch.commands import CommandError
     from multiring._launch.function import FunctionOptions, run, run_function
     from multiring._launch.horovod import horovod_without_effect
+    from multiring._launch.host_discovery import DiscoveryOptions
     from multiring._launch.hosts import HostsLauncher, hosts_beyond_this, run_over_hosts
     from multiring._launch.job import JobOptions
     from multiring._launch.local import run_local
@@ -42,6 +43,7 @@ import_on_first_use(
         "multiring._launch.commands": ["CommandError"],
         "multiring._launch.function": ["FunctionOptions", "run", "run_function"],
         "multiring._launch.horovod": ["horovod_without_effect"],
+        "multiring._launch.host_discovery": ["DiscoveryOptions"],
         "multiring._launch.hosts": ["HostsLauncher", "hosts_beyond_this", "run_over_hosts"],
         "multiring._launch.job": ["JobOptions"],
         "multiring._launch.local": ["run_local"],

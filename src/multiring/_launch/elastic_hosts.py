@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiring._launch.client_relay import INTAKE, ProcessRelay, name_of_newcomer, votes_of
@@ -17,6 +18,7 @@ from multiring._launch.control_link import secret_of_start
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.growing_job import Growing
 from multiring._launch.host_agent import PORTS
+from multiring._launch.host_discovery import HostDiscovery
 from multiring._launch.host_health import HostHealth
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.hosts_job import HostsJob
@@ -104,6 +106,10 @@ class _RelayingJob(Shrinking, HostsJob):
 
     def _on_lost_host(self, session: HostSession) -> None:
         super()._on_lost_host(session)
+        self._forget_processes(session)
+
+    def _forget_processes(self, session: HostSession) -> None:
+        """Take all processes of a host as ended."""
         for key in [key for key in self._relayed if key[0] is session]:
             point, client = self._relayed.pop(key)
             # No vote is lost: the host's ranks went by none that is not here, and nobody heard of one.
@@ -112,6 +118,20 @@ class _RelayingJob(Shrinking, HostsJob):
 
 class ShrinkingHostsJob(_RelayingJob):
     """A job on several hosts that does not end because ranks or hosts are lost. The arguments are those of HostsJob."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSource:
+    """Where a job finds more hosts.
+
+    - session_of: makes the session of a host with its places, by its number in the job.
+    - places: the hosts that are known, with their places.
+    - discovery: names the hosts from now on.
+    """
+
+    session_of: Callable[[tuple[str, int], int], HostSession]
+    places: tuple[tuple[str, int], ...]
+    discovery: HostDiscovery | None = None
 
 
 class GrowingHostsJob(Growing, _RelayingJob):
@@ -125,7 +145,7 @@ class GrowingHostsJob(Growing, _RelayingJob):
         options: as in HostsJob.
         number: as in HostsJob.
         listener: as in HostsJob.
-        spares: makes the sessions of hosts without ranks at the start, by their numbers in the job.
+        source: the hosts without ranks at the start.
     """
 
     def __init__(
@@ -135,10 +155,13 @@ class GrowingHostsJob(Growing, _RelayingJob):
         options: JobOptions,
         number: int,
         listener: ControlListener | None = None,
-        spares: Sequence[Callable[[int], HostSession]] = (),
+        source: "HostSource | None" = None,
     ) -> None:
         super().__init__(sessions, task, options, number, listener)
-        self._spares = list(spares)
+        self._source = source
+        self._discovery = None if source is None else source.discovery
+        known = {session.name for session in sessions.all}
+        self._spares = [] if source is None else [place for place in source.places if place[0] not in known]
         self._health = HostHealth(options.cooldown_s)
         self._local: dict[int, int] = {}  # process -> the number of its place on its host
         self._late: dict[HostSession, float] = {}  # hosts that are to come -> when they must have
@@ -201,14 +224,18 @@ class GrowingHostsJob(Growing, _RelayingJob):
         if session is None:
             return False
         taken = {self._local[each] for each in self._running_on(session)}
-        self._local[number] = min(set(range(session.slots)) - taken)
+        self._local[number] = min(set(range(self._slots_of(session))) - taken)
         job = name_of_newcomer(self._name, number)
         self._members.append(self._member(session, number, number + 1))
         self._host_of.append(session)
         self._intake.expect(number, self._secret_of(job), job)
-        session.send(newcomer=number, local=self._local[number], slots=session.slots, start=self._number)
+        session.send(newcomer=number, local=self._local[number], slots=self._slots_of(session), start=self._number)
         self._say(f"rank {number} is started as a newcomer on {session.name}")
         return True
+
+    def _slots_of(self, session: HostSession) -> int:
+        """Return how many places a host has for ranks now."""
+        return session.slots
 
     def _running_on(self, session: HostSession) -> list[int]:
         pairs = enumerate(zip(self._members, self._host_of, strict=True))
@@ -218,12 +245,13 @@ class GrowingHostsJob(Growing, _RelayingJob):
         """Return a host with a free place; have one come if there is none."""
         usable = [each for each in self._sessions.all if self._health.may_be_used(each.host)]
         for session in usable:
-            if session.is_open and not session.is_over and len(self._running_on(session)) < session.slots:
+            if session.is_open and not session.is_over and len(self._running_on(session)) < self._slots_of(session):
                 return session
         if not self._late:
-            gone = next((each for each in usable if each.link is None and each.is_opened_here), None)
-            if gone is None and self._spares:
-                gone = self._spares.pop(0)(len(self._sessions.all))
+            wanted = [each for each in usable if each.is_opened_here and self._slots_of(each)]
+            gone = next((each for each in wanted if each.link is None), None)
+            if gone is None and self._spares and self._source is not None:
+                gone = self._source.session_of(self._spares.pop(0), len(self._sessions.all))
                 self._sessions.all.append(gone)
             if gone is not None:
                 self._have_come(gone)
@@ -231,7 +259,6 @@ class GrowingHostsJob(Growing, _RelayingJob):
 
     def _have_come(self, session: HostSession) -> None:
         """Start the agent of a host that has none."""
-        session.ranks = 0  # what is started there are newcomers
         self._late[session] = time.monotonic() + self._task.patience_s
         try:
             session.open()
@@ -280,7 +307,7 @@ class GrowingHostsJob(Growing, _RelayingJob):
             return
         if not self._is_waiting and session.is_over:
             self._late.pop(session, None)
-            session.is_over, session.ranks = False, 0
+            session.is_over = False
             hosts = [*self._told["hosts"], (session.host, 0)]
             session.send(begin={**self._told, "hosts": hosts, "index": len(hosts) - 1}, start=self._number)
 

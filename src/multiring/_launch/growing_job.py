@@ -67,11 +67,14 @@ class Growing(Shrinking):
             self._errors.clear()
         if self._intake.is_settled:
             self._intake.is_settled, self._pause_s, self._unsettled = False, 0.0, 0
+        if self._wanted and any(member.code == 0 or self._has_done(member) for member in self._members):
+            self._wanted = []  # the job comes to its end
         now = time.monotonic()
         for at in [each for each in self._due() if now >= each]:
-            self._wanted.remove(at)
             if self._code is None and not self._begin_newcomer(len(self._members)):
-                self._wanted.append(now + _LOOK_S)
+                self._wanted = [max(each, now + _LOOK_S) for each in self._wanted]
+                break
+            self._wanted.remove(at)
 
     def _due(self) -> list[float]:
         """Return when to start newcomers: never before the ranks have shown by a commit that they can let them in.

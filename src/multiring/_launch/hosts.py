@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.control_tcp import ControlListener
-from multiring._launch.elastic_hosts import GrowingHostsJob, ShrinkingHostsJob
+from multiring._launch.discovering_job import DiscoveringHostsJob
+from multiring._launch.elastic_hosts import GrowingHostsJob, HostSource, ShrinkingHostsJob
+from multiring._launch.host_discovery import HostDiscovery
 from multiring._launch.host_sessions import HostSession, HostSessions, is_here, ssh_words
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.hosts_loop import HostsTask
@@ -47,7 +48,7 @@ class HostsLauncher(Enum):
 
 def run_over_hosts(
     command: Sequence[str],
-    hosts: str,
+    hosts: str | None,
     ranks: int | None = None,
     options: JobOptions | None = None,
     launcher: HostsLauncher = HostsLauncher.SSH,
@@ -63,7 +64,7 @@ def run_over_hosts(
 
     Args:
         command: the program and its arguments.
-        hosts: host names with numbers of ranks.
+        hosts: host names with numbers of ranks. None: a script names them (`options.discovery`).
         ranks: the number of ranks, default: all places of `hosts`. A smaller number fills the first places.
         options: options of the job.
         launcher: what starts the ranks.
@@ -81,10 +82,18 @@ def run_over_hosts(
     options = options or JobOptions()
     if launcher is HostsLauncher.MPIEXEC:
         options.refuse_min_ranks("with --launcher mpiexec")
+        if hosts is None:
+            raise ArgumentError("--host-discovery with --launcher mpiexec: want --launcher ssh")
         return run_by_mpiexec(command, hosts, ranks, options)
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
-    known = parse_hosts(hosts)
+    discovery = None if options.discovery is None else HostDiscovery(options.discovery, _say)
+    if hosts is not None and discovery is None:
+        known = parse_hosts(hosts)
+    elif hosts is None and discovery is not None:
+        known = discovery.first(ranks or options.min_ranks or 1)
+    else:
+        raise ArgumentError("--hosts and --host-discovery: want one of them")
     if ranks is None and options.max_ranks is not None:
         ranks = min(options.max_ranks, sum(count for _, count in known))
     places = first_places(known, ranks)
@@ -96,7 +105,8 @@ def run_over_hosts(
     check_can_run("multiring run", [sys.executable] if command else [], environment)
     settings = Settings.from_environment(environment, horovod=options.horovod)
     refuse_min_ranks(options, size, environment)
-    refuse_too_few_places(options, known)
+    if discovery is None:
+        refuse_too_few_places(options, known)
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
     sent = {
         **what_to_send(command, options),
@@ -111,15 +121,20 @@ def run_over_hosts(
     def by_ssh(session: HostSession) -> None:
         session.open_by(ssh_words(session.name, options.ssh_words, environment))
 
-    def session(place: tuple[str, int], index: int) -> HostSession:
-        name, count = place
+    def session_of(place: tuple[str, int], index: int, ranks: int = 0) -> HostSession:
+        name, slots = place
         opener = HostSession.open_here if is_here(name) else by_ssh
-        slots = dict(known)[name] if options.max_ranks is not None else 0
-        return HostSession(name, index, count, opener, slots=slots)
+        return HostSession(name, index, ranks, opener, slots=slots)
 
-    sessions = HostSessions([session(place, index) for index, place in enumerate(places)])
-    spares = [partial(session, (name, 0)) for name, _ in known if name not in dict(places)]
-    return run_job(sessions, lambda current, number: hosts_job(sessions, task, current, number, spares=spares), options)
+    all_slots = dict(known)
+    sessions = HostSessions(
+        [
+            session_of((name, count if options.max_ranks is None else all_slots[name]), index, count)
+            for index, (name, count) in enumerate(places)
+        ]
+    )
+    source = HostSource(session_of, known, discovery)
+    return run_job(sessions, lambda current, number: hosts_job(sessions, task, current, number, source=source), options)
 
 
 def hosts_job(
@@ -128,14 +143,19 @@ def hosts_job(
     options: JobOptions,
     number: int,
     listener: ControlListener | None = None,
-    spares: Sequence[Callable[[int], HostSession]] = (),
+    source: HostSource | None = None,
 ) -> HostsJob:
     """Return a new job, not yet started, of the kind that `options` ask for; the arguments are those of the kinds."""
     if options.min_ranks is None:
         return HostsJob(sessions, task, options, number, listener)
     if options.max_ranks is None:
         return ShrinkingHostsJob(sessions, task, options, number, listener)
-    return GrowingHostsJob(sessions, task, options, number, listener, spares)
+    kind = GrowingHostsJob if options.discovery is None else DiscoveringHostsJob
+    return kind(sessions, task, options, number, listener, source)
+
+
+def _say(text: str) -> None:
+    os.write(2, f"multiring: {text}\n".encode())
 
 
 def refuse_too_few_places(options: JobOptions, hosts: Sequence[tuple[str, int]]) -> None:
@@ -199,7 +219,7 @@ def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob],
                 session.send(say=text)
 
     def say(text: str) -> None:
-        os.write(2, f"multiring: {text}\n".encode())
+        _say(text)
         say_elsewhere(text)
 
     make_room_for_files(_FILES_A_HOST * len(sessions.all) + _OTHER_FILES)

@@ -19,6 +19,7 @@ from typing import IO, BinaryIO, cast
 
 from multiring._launch.commands import CommandError
 from multiring._launch.hints import hints_for
+from multiring._launch.host_discovery import DiscoveryOptions
 from multiring._launch.job_process import JobProcess, Start, spawn, text_of
 from multiring._launch.leftovers import signal_group
 from multiring._launch.live_record import LiveRecord
@@ -71,6 +72,7 @@ class JobOptions:
         min_ranks: the ranks go on without lost ones, as long as so many are left; None ends the job at the first loss.
         max_ranks: with `min_ranks`: newcomers replace lost ranks, and more are started until there are so many ranks.
         reset_limit: how many lost ranks are replaced.
+        discovery: with `max_ranks`: a script names the hosts.
         cooldown_s: for how many seconds a host that has failed twice gets no newcomers: at first, and at most.
         record: where to write what becomes of the job, or None.
         reports_steps: the ranks report their steps; set with a record.
@@ -93,6 +95,7 @@ class JobOptions:
     min_ranks: int | None = None
     max_ranks: int | None = None
     reset_limit: int = 100
+    discovery: DiscoveryOptions | None = None
     cooldown_s: tuple[float, float] = (10.0, 300.0)
     record: LiveRecord | None = None
     reports_steps: bool = False
@@ -107,6 +110,8 @@ class JobOptions:
 
         if self.max_ranks is not None and self.max_ranks < (self.min_ranks or self.max_ranks + 1):
             raise ArgumentError(f"--max-ranks {self.max_ranks}: want --min-ranks, too, and not more than that")
+        if self.discovery is not None and self.max_ranks is None:
+            raise ArgumentError("--host-discovery: want --min-ranks and --max-ranks, too: hosts come and go")
         if self.reset_limit < 0:
             raise ArgumentError(f"--reset-limit {self.reset_limit}: want 0 or more")
         if not 0 <= self.cooldown_s[0] <= self.cooldown_s[1]:
