@@ -189,7 +189,7 @@ stubs: build  ## Check that the compiled core's type stub is up to date
 # A wheel's build compiles files together, so local names of two files must not clash.
 .PHONY: unity
 unity: build/unity/build.ninja  ## Compile the core in the way of a wheel's build
-	@flock build/unity/.lock cmake --build build/unity --target _core _tensorflow _jax
+	@flock build/unity/.lock cmake --build build/unity --target _core _tensorflow _jax _jpeg
 
 .PHONY: native native-dev native-tsan native-asan
 native: native-dev native-tsan native-asan  ## Run the native tests: plain, under TSan, under ASan and UBSan
@@ -201,7 +201,7 @@ native-dev native-tsan native-asan: native-%: build/%/build.ninja
 
 .PHONY: build
 build: build/dev/build.ninja  ## Compile the core in place
-	@flock build/dev/.lock cmake --build build/dev --target _core _tensorflow _jax
+	@flock build/dev/.lock cmake --build build/dev --target _core _tensorflow _jax _jpeg
 
 build/%/build.ninja: CMakePresets.json $(READY)
 	@mkdir -p build/$*

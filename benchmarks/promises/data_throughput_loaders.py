@@ -46,23 +46,16 @@ def sample_of(data: bytes, case: str, number: int) -> Any:
     return crop_of(decoded(data), number) if case == "jpeg" else array_in(data)
 
 
-class Cropped:
-    """The transform for multiring's loader."""
-
-    def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        """Crop the image in the same way as for the other libraries."""
-        return {"x": crop_of(record["image"], int(generator.integers(1000)))}
-
-
 def multiring(case: str, place: Path, workers: int) -> Iterator[int]:
     """Yield the sizes of multiring's batches."""
     from multiring.data import Dataset, Loader  # noqa: PLC0415 -- as above
+    from multiring.data.augment import RandomCrop  # noqa: PLC0415 -- as above
 
-    data = Dataset(str(place / "pack"), transform=Cropped() if case == "jpeg" else None)
+    data = Dataset(str(place / "pack"), transform=RandomCrop(CROP) if case == "jpeg" else None)
     loader = Loader(data, BATCH, workers=workers)
     while True:
         for batch in loader:
-            yield len(batch["x" if case == "jpeg" else "array"])
+            yield len(batch["image" if case == "jpeg" else "array"])
 
 
 class Files:

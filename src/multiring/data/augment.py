@@ -1,18 +1,90 @@
-"""Transforms that crop and mirror a record's image, with the random generator of its sample."""
+"""Transforms that crop and mirror a record's image, with the random generator of its sample.
 
+A data set with one of them as its `transform` decodes of a JPEG what the crop needs.
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.data.jpeg import Region
+from multiring.data.readers.limits import library
 from multiring.errors import ArgumentError
 
 Record = dict[str, Any]
+Transform = Callable[[Record, np.random.Generator], Record]
+
+_TRIALS = 10  # of a random shape that fits into the image
+
+
+@runtime_checkable
+class CropsFirst(Protocol):
+    """A transform that begins with a crop, so that an image need not be decoded whole.
+
+    Calling it must be the same as `region`, `cut` and `finish`.
+    """
+
+    @property
+    def field(self) -> str:
+        """The record's field that holds the image."""
+        ...
+
+    def __call__(self, record: Record, generator: np.random.Generator) -> Record:
+        """Return the record for the training, from a record with the whole image."""
+        ...
+
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
+        """Return what to keep of an image of `height` x `width` pixels."""
+        ...
+
+    def finish(self, record: Record, generator: np.random.Generator) -> Record:
+        """Return the record for the training. Its image is cropped."""
+        ...
+
+
+def cut(image: NDArray[Any], region: Region) -> NDArray[Any]:
+    """Return the region of an image (height, width, ...). What exceeds the image mirrors its edges.
+
+    Raises:
+        ArgumentError: it is no image, or it is empty.
+    """
+    if image.ndim < 2 or not min(image.shape[:2]):
+        raise ArgumentError(f"an image of shape {image.shape}: want (height, width, ...)")
+    bottom, right = region.top + region.height, region.left + region.width
+    lacking = [max(0, end - each) for end, each in zip((bottom, right), image.shape[:2], strict=True)]
+    if any(lacking):
+        image = np.pad(image, [(0, each) for each in lacking] + [(0, 0)] * (image.ndim - 2), mode="symmetric")
+    return image[region.top : bottom, region.left : right]
+
+
+class _Crop:
+    """What crops have in common: they cut, then finish."""
+
+    __slots__ = ()
+    field: str
+    then: Transform | None
+
+    def __call__(self, record: Record, generator: np.random.Generator) -> Record:
+        """Crop the record's image."""
+        image = record[self.field]
+        record[self.field] = cut(image, self.region(*_size(image), generator))
+        return self.finish(record, generator)
+
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
+        """Return what to keep of an image of `height` x `width` pixels."""
+        raise NotImplementedError
+
+    def finish(self, record: Record, generator: np.random.Generator) -> Record:
+        """Return the record for the training. Its image is cropped."""
+        return record if self.then is None else self.then(record, generator)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop:
+class RandomCrop(_Crop):
     """Cuts a square at a random position out of an image.
 
     A smaller image is first extended by mirroring its edges.
@@ -21,41 +93,103 @@ class RandomCrop:
         size: the square's side in pixels.
         mirrored: whether the square is mirrored left to right with probability 1/2.
         field: the record's field that holds the image (height, width, channels).
+        then: a transform of the record with the square.
     """
 
     size: int
     mirrored: bool = False
     field: str = "image"
+    then: Transform | None = None
 
-    def __call__(self, record: Record, generator: np.random.Generator) -> Record:
-        """Crop the record's image."""
-        image = _at_least(record[self.field], self.size)
-        top = int(generator.integers(image.shape[0] - self.size + 1))
-        left = int(generator.integers(image.shape[1] - self.size + 1))
-        crop = image[top : top + self.size, left : left + self.size]
-        record[self.field] = crop[:, ::-1] if self.mirrored and generator.integers(2) else crop
-        return record
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
+        """Return a square at a random position."""
+        top = int(generator.integers(max(0, height - self.size) + 1))
+        left = int(generator.integers(max(0, width - self.size) + 1))
+        return Region(top, left, self.size, self.size)
+
+    def finish(self, record: Record, generator: np.random.Generator) -> Record:
+        """Mirror the square if it is its turn."""
+        if self.mirrored and generator.integers(2):
+            record[self.field] = record[self.field][:, ::-1]
+        return _Crop.finish(self, record, generator)
 
 
 @dataclass(frozen=True, slots=True)
-class CenterCrop:
-    """Cuts the middle square of `size` pixels out of an image, for evaluation."""
+class CenterCrop(_Crop):
+    """Cuts the middle square of `size` pixels out of an image, for evaluation.
+
+    Attributes:
+        size: the square's side in pixels.
+        field: the record's field that holds the image (height, width, channels).
+        then: a transform of the record with the square.
+    """
 
     size: int
     field: str = "image"
+    then: Transform | None = None
 
-    def __call__(self, record: Record, generator: np.random.Generator) -> Record:  # noqa: ARG002 -- a transform's form
-        """Crop the record's image."""
-        image = _at_least(record[self.field], self.size)
-        top, left = (image.shape[0] - self.size) // 2, (image.shape[1] - self.size) // 2
-        record[self.field] = image[top : top + self.size, left : left + self.size]
-        return record
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:  # noqa: ARG002 -- as CropsFirst
+        """Return the square in the middle."""
+        top, left = max(0, height - self.size) // 2, max(0, width - self.size) // 2
+        return Region(top, left, self.size, self.size)
 
 
-def _at_least(image: NDArray[Any], size: int) -> NDArray[Any]:
-    if image.ndim < 2 or not min(image.shape[:2]):
-        raise ArgumentError(f"an image of shape {image.shape}: want (height, width, ...)")
-    lacking = [max(0, size - each) for each in image.shape[:2]]
-    if not any(lacking):
-        return image
-    return np.pad(image, [(0, each) for each in lacking] + [(0, 0)] * (image.ndim - 2), mode="symmetric")
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop(_Crop):
+    """Cuts a random rectangle out of an image, and resizes it to a square by Pillow's bilinear filter.
+
+    The area is a random share of the image's, and the ratio of width to height is random, too, on a logarithmic scale.
+    If ten random rectangles do not fit into the image, the largest one in the middle is taken whose ratio is allowed.
+    This is the usual augmentation for photographs (Szegedy et al., https://arxiv.org/abs/1409.4842, section 6).
+
+    Attributes:
+        size: the square's side in pixels.
+        scale: the least and the largest share of the area.
+        ratio: the least and the largest ratio of width to height.
+        mirrored: whether the square is mirrored left to right with probability 1/2.
+        field: the record's field that holds the image (height, width, 3), of uint8.
+        then: a transform of the record with the square.
+
+    Raises:
+        ArgumentError: a bound of `scale` or `ratio` is not positive, the first exceeds the second, or a share
+            exceeds 1.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mirrored: bool = False
+    field: str = "image"
+    then: Transform | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ArgumentError(f"scale={self.scale}: want two shares of the area with 0 < first <= second <= 1")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ArgumentError(f"ratio={self.ratio}: want two ratios of width to height with 0 < first <= second")
+
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
+        """Return a random rectangle."""
+        for _ in range(_TRIALS):
+            area = height * width * generator.uniform(*self.scale)
+            shape = math.exp(generator.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
+            rows, columns = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
+            if 0 < rows <= height and 0 < columns <= width:
+                top, left = generator.integers(height - rows + 1), generator.integers(width - columns + 1)
+                return Region(int(top), int(left), rows, columns)
+        rows = min(height, max(1, round(width / self.ratio[0])))
+        columns = min(width, max(1, round(height * self.ratio[1])))
+        return Region((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+    def finish(self, record: Record, generator: np.random.Generator) -> Record:
+        """Resize the rectangle, and mirror it if it is its turn."""
+        images: Any = library("PIL.Image")
+        picture = images.fromarray(np.ascontiguousarray(record[self.field]))
+        square = np.asarray(picture.resize((self.size, self.size), images.Resampling.BILINEAR))
+        record[self.field] = square[:, ::-1] if self.mirrored and generator.integers(2) else square
+        return _Crop.finish(self, record, generator)
+
+
+def _size(image: NDArray[Any]) -> tuple[int, int]:
+    height, width = (*image.shape, 0, 0)[:2]
+    return height, width

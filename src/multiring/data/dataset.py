@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,13 @@ import numpy as np
 
 from multiring._runtime import Group, is_initialized, world
 from multiring._settings import Settings
+from multiring.data.augment import CropsFirst, cut
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.decoding import decoded
+from multiring.data.decoding import decoded, decoded_region
 from multiring.data.eviction import Deal
+from multiring.data.jpeg import Region
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -94,7 +97,8 @@ class Dataset:
         format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by default
             the files' names decide.
         transform: called with each record and a random generator. It returns the record for the training, and may
-            change the record in place. Images are decoded to uint8 arrays (height, width, 3).
+            change the record in place. Images are decoded to uint8 arrays (height, width, 3). If it begins with a crop
+            (see multiring.data.augment), of a JPEG only the crop is decoded.
         seed: the seed of the order and of the transforms' random generators.
         shuffle: "exact", "windowed" or "none", or a `Shuffle` that also sets the window or the read amplification.
         decode: whether images are decoded; if False, they are `Image` objects that hold the stored bytes in `data`.
@@ -180,22 +184,46 @@ class Dataset:
             IndexError: no sample has this number.
         """
         record: Record = self.source.record(number)
+        transform = self._transform
+        crop = transform if isinstance(transform, CropsFirst) and self._decode else None
+        if crop is not None and not isinstance(record.get(crop.field), Image):
+            crop = None
         if self._decode:
-            record |= self._decoded(number, record)
-        if self._transform is None:
+            record |= self._decoded(number, record, but=None if crop is None else crop.field)
+        if transform is None:
             return record
+        generator = generator_for(self.seed, epoch, number, draw)
+        if crop is not None:
+            return self._cropped(number, record, crop, generator)
+        with self._of_transform(number, record):
+            return transform(record, generator)
+
+    def _cropped(self, number: int, record: Record, crop: CropsFirst, generator: np.random.Generator) -> Record:
+        field = crop.field
+
+        def choose(height: int, width: int) -> Region:
+            with self._of_transform(number, record):
+                return crop.region(height, width, generator)
+
+        name = self._named(number, record, field)
+        image, region = decoded_region(name, record[field], self.limits, choose)
+        with self._of_transform(number, record):
+            return crop.finish(record | {field: cut(image, region)}, generator)
+
+    @contextmanager
+    def _of_transform(self, number: int, record: Record) -> Iterator[None]:
         try:
-            return self._transform(record, generator_for(self.seed, epoch, number, draw))
+            yield
         except Exception as error:
             raise DataError(
                 f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
             ) from error
 
-    def _decoded(self, number: int, record: Record) -> Record:
+    def _decoded(self, number: int, record: Record, but: str | None = None) -> Record:
         return {
             name: decoded(self._named(number, record, name), value.data, self.limits)
             for name, value in record.items()
-            if isinstance(value, Image)
+            if isinstance(value, Image) and name != but
         }
 
     def require_decodable(self, number: int, record: Record) -> None:

@@ -1,14 +1,20 @@
-"""Decode images to arrays: JPEG by simplejpeg (libjpeg-turbo), all other formats by Pillow."""
+"""Decode images to arrays: JPEG by simplejpeg (libjpeg-turbo), all other formats by Pillow.
+
+A region of a JPEG is decoded without most of the work for the pixels beside it; see multiring.data.jpeg.
+"""
 
 import io
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.data.jpeg import Region, region_of, size_of
 from multiring.data.readers.limits import Limits, library
+from multiring.data.readers.source import Image
 from multiring.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
@@ -41,6 +47,35 @@ def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
             changes colours of more than 8 bits, signed values of 8 bits, and some grey values, which it scales.
     """
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
+
+
+def decoded_region(
+    what: str, image: Image, limits: Limits, choose: Callable[[int, int], Region]
+) -> tuple[Pixels, Region]:
+    """Return an image or more of it than a region, and where the region lies in what was returned.
+
+    The pixels are those of `decoded`, and damaged files are refused as there.
+
+    Args:
+        what: the image's name for error messages.
+        image: the file. If it is known to be sound, nothing behind the region is read.
+        limits: the largest number of pixels.
+        choose: called once with the image's height and width; returns the region. It may exceed the image.
+
+    Raises:
+        DataError: as for `decoded`.
+    """
+    data = image.data
+    size = size_of(data) if data.startswith(_JPEG) else None
+    if size is None:
+        whole = decoded(what, data, limits)
+        return whole, choose(*whole.shape[:2])
+    _require_pixels(what, size[1], size[0], limits)
+    region = choose(*size)
+    found = region_of(data, size, region, is_sound=image.is_sound)
+    if found is None:  # the region exceeds the image, or the file is damaged; then, `decoded` says how
+        return decoded(what, data, limits), region
+    return found, Region(0, 0, region.height, region.width)
 
 
 def _require_pixels(what: str, width: int, height: int, limits: Limits) -> None:

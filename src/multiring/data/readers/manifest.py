@@ -77,6 +77,7 @@ class Manifest:
     index_xxh3: int
     blocks_xxh3: int
     note: str = ""  # the pack's source
+    decoded: bool = False  # whether every image was decoded before it was packed
 
     @property
     def samples(self) -> int:
@@ -91,6 +92,8 @@ class Manifest:
     def text(self) -> str:
         """Return the manifest as JSON."""
         told = asdict(self)
+        if not self.decoded:
+            del told["decoded"]  # older packs say nothing of it, and keep their digest
         for each in (told, *told["shards"]):
             each |= {name: f"{value:016x}" for name, value in each.items() if name.endswith("xxh3")}
         return json.dumps({"format": FORMAT, "block_bytes": BLOCK_BYTES, **told}, indent=1, allow_nan=False)
@@ -145,6 +148,7 @@ def parsed(what: str, data: bytes) -> Manifest:
             index_xxh3=int(told["index_xxh3"], 16),
             blocks_xxh3=int(told["blocks_xxh3"], 16),
             note=str(told["note"]),
+            decoded=told.get("decoded", False) is True,
         )
 
 

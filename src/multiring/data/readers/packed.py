@@ -45,6 +45,7 @@ class PackedSource:
         # a remote source have no check sum.
         is_local = hasattr(opening.storage, "read_rows")
         self._blocks = Blocks(opening.storage, self.manifest, opening.limits) if is_local else None
+        self._are_images_sound = self.manifest.decoded and is_local
         self.shards = self.manifest.listed()
         self._names = [each.name for each in self.shards]
         self.numbering = Numbering(self.shards)
@@ -95,7 +96,7 @@ class PackedSource:
 
     def _value(self, what: str, field: Field, data: bytes) -> Any:
         if field.kind == "image":
-            return Image(data)
+            return Image(data, self._are_images_sound)
         if field.kind == "array":
             array = array_of(what, data, self._limits)
             return array if array.ndim else array[()]  # without axes, the value is a number, not an array

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +17,15 @@ Record = dict[str, Any]  # a sample's fields: arrays, numbers, text, bytes
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image."""
+    """An encoded image.
+
+    Attributes:
+        data: the bytes of the file.
+        is_sound: whether it is known that these bytes can be decoded.
+    """
 
     data: bytes
+    is_sound: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         """Return the number of encoded bytes."""

@@ -1,0 +1,215 @@
+"""A crop of a JPEG has the pixels of decode-then-crop, whatever the file is like."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image as Pillow
+
+from multiring.data import Dataset
+from multiring.data.augment import CenterCrop, CropsFirst, RandomCrop, RandomResizedCrop
+from multiring.data.decoding import decoded, decoded_region
+from multiring.data.jpeg import Region, is_available, region_of, size_of
+from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.readers.limits import Limits
+from multiring.data.readers.source import Image
+from multiring.errors import ArgumentError, DataError
+
+HEADERS = Path("/usr/include/jpeglib.h")
+SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+needs_regions = pytest.mark.skipif(not is_available(), reason="built without libjpeg-turbo")
+
+
+def test_a_build_beside_the_headers_decodes_regions() -> None:
+    assert is_available() or not HEADERS.exists()
+
+
+def pixels(generator: np.random.Generator, height: int, width: int) -> Any:
+    coarse = generator.integers(0, 255, (max(1, height // 5), max(1, width // 7), 3), dtype=np.uint8)
+    image = np.asarray(Pillow.fromarray(coarse).resize((width, height))).astype(np.int64)
+    return (image + generator.integers(-20, 20, image.shape)).clip(0, 255).astype(np.uint8)
+
+
+def jpeg(generator: np.random.Generator, height: int, width: int) -> bytes:
+    """Return a JPEG of one of all kinds: samplings, grey, progressive."""
+    image, quality = pixels(generator, height, width), int(generator.integers(30, 98))
+    sampling = str(generator.choice(SAMPLINGS))
+    if generator.random() < 0.3 and sampling in SAMPLINGS[:3]:
+        file = io.BytesIO()
+        Pillow.fromarray(image).save(file, "JPEG", quality=quality, progressive=True, subsampling=sampling[0] == "4")
+        return file.getvalue()
+    if sampling == "Gray":
+        grey = image[:, :, :1].copy()
+        return bytes(simplejpeg.encode_jpeg(grey, quality=quality, colorspace="Gray", colorsubsampling="Gray"))
+    return bytes(simplejpeg.encode_jpeg(image, quality=quality, colorsubsampling=sampling))
+
+
+@needs_regions
+def test_the_pixels_are_those_of_the_whole_picture() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(60):
+        height, width = (int(each) for each in generator.integers(1, 160, 2))
+        data = jpeg(generator, height, width)
+        whole = decoded("it", data, Limits())
+        assert size_of(data) == (height, width)
+        for _ in range(8):
+            top, left = int(generator.integers(height)), int(generator.integers(width))
+            rows, columns = int(generator.integers(height - top)) + 1, int(generator.integers(width - left)) + 1
+            found = region_of(data, (height, width), Region(top, left, rows, columns))
+            assert found is not None
+            np.testing.assert_array_equal(found, whole[top : top + rows, left : left + columns])
+
+
+@needs_regions
+def test_a_region_beside_the_picture_is_none() -> None:
+    data = jpeg(np.random.default_rng(2), 40, 50)
+    for region in (Region(-1, 0, 5, 5), Region(0, 46, 5, 5), Region(0, 0, 41, 5), Region(3, 3, 0, 5)):
+        assert region_of(data, (40, 50), region) is None
+        assert region_of(data, (100, 100), region) is None  # not the picture's size: the library refuses it
+
+
+class Later:
+    """A transform that hides that it begins with a crop."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+
+    def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        return dict(self._transform(record, generator))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures larger and smaller than the crops, one of them a PNG, and one in colours that Pillow converts."""
+    place = tmp_path_factory.mktemp("pictures")
+    (place / "a").mkdir()
+    generator = np.random.default_rng(3)
+    for number in range(12):
+        height, width = (int(each) for each in generator.integers(1, 120, 2))
+        (place / "a" / f"{number:02}.jpg").write_bytes(jpeg(generator, height, width))
+    Pillow.fromarray(pixels(generator, 90, 80)).save(place / "a" / "90.png")
+    Pillow.fromarray(pixels(generator, 90, 80)).convert("CMYK").save(place / "a" / "91.jpg")
+    return place
+
+
+def brightened(record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    return {"x": record["image"] // 2, "draw": int(generator.integers(1 << 30)), "label": record["label"]}
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [
+        RandomCrop(32),
+        RandomCrop(48, mirrored=True, then=brightened),
+        CenterCrop(40),
+        CenterCrop(24, then=brightened),
+        RandomResizedCrop(32, mirrored=True),
+        RandomResizedCrop(20, scale=(0.9, 1.0), ratio=(5.0, 6.0), then=brightened),
+    ],
+    ids=["random", "mirrored", "centre", "centre then", "resized", "narrow"],
+)
+def test_a_data_set_gives_what_decode_then_crop_gives(crop: Callable[..., Any], folder: Path) -> None:
+    later_crop: object = Later(crop)
+    assert isinstance(crop, CropsFirst) and not isinstance(later_crop, CropsFirst)  # noqa: PT018
+    first, later = Dataset(folder, transform=crop, seed=5), Dataset(folder, transform=Later(crop), seed=5)
+    for number in range(len(first)):
+        for epoch in range(4):
+            mine, theirs = first.sample(number, epoch), later.sample(number, epoch)
+            assert mine.keys() == theirs.keys()
+            for name, value in mine.items():
+                np.testing.assert_array_equal(value, theirs[name])
+
+
+def test_other_images_of_a_record_are_whole_and_undecoded_ones_stay_so(folder: Path) -> None:
+    data: Any = Dataset(folder, transform=CenterCrop(8), shuffle="none")
+    source = data.source
+    data.source = SimpleNamespace(
+        record=lambda number: source.record(number) | {"mask": source.record(number)["image"]}
+    )
+    found = data.sample(0)
+    assert found["image"].shape == (8, 8, 3)
+    assert found["mask"].shape == decoded("it", source.record(0)["image"].data, Limits()).shape
+    kept = Dataset(folder, decode=False, transform=lambda record, _: record)
+    assert kept.sample(0)["image"].data == source.record(0)["image"].data
+
+
+def test_an_error_of_the_crop_names_the_sample(folder: Path) -> None:
+    class Failing(CenterCrop):
+        def region(self, height: int, width: int, generator: np.random.Generator) -> Region:  # noqa: ARG002
+            raise RuntimeError(f"of {height} x {width}")
+
+    with pytest.raises(DataError, match=r"00\.jpg.*the transform raised RuntimeError: of \d+ x \d+"):
+        Dataset(folder, transform=Failing(8), shuffle="none").sample(0)
+
+
+@pytest.mark.parametrize("bounds", [{"scale": (0.5, 0.2)}, {"scale": (0, 1)}, {"scale": (0.5, 2)}, {"ratio": (2, 1)}])
+def test_impossible_bounds_are_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="want two"):
+        RandomResizedCrop(8, **bounds)
+
+
+def test_a_claimed_size_is_checked_before_decoding() -> None:
+    data = bytearray(simplejpeg.encode_jpeg(np.zeros((32, 32, 3), np.uint8)))
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = b"\xff\xdc\xff\xdc"  # 65500, the most of libjpeg
+    with pytest.raises(DataError, match="claims 65500 x 65500 pixels"):
+        decoded_region("it", Image(bytes(data)), Limits(), lambda height, width: Region(0, 0, 8, 8))  # noqa: ARG005
+
+
+def test_damaged_files_are_refused_as_if_they_were_decoded_whole() -> None:
+    generator = np.random.default_rng(4)
+    refused = 0
+    for _ in range(400):
+        height, width = (int(each) for each in generator.integers(16, 90, 2))
+        sound = jpeg(generator, height, width)
+        data = bytearray(sound)
+        place = int(generator.integers(2, len(data)))
+        if generator.random() < 0.4:
+            del data[place:]
+        else:
+            data[place : place + int(generator.integers(1, 5))] = generator.bytes(int(generator.integers(0, 5)))
+        region = Region(height // 4, width // 4, height // 2, width // 2)
+        try:
+            image, place_in = decoded_region("it", Image(bytes(data)), Limits(), lambda _, __, region=region: region)  # type: ignore[misc]
+        except DataError as error:
+            refused += str(error).startswith("it ")
+            continue
+        whole = decoded("it", bytes(data), Limits())  # it does not raise an error, either
+        if region.is_in(*whole.shape[:2]):
+            mine = image[place_in.top : place_in.top + region.height, place_in.left : place_in.left + region.width]
+            theirs = whole[region.top : region.top + region.height, region.left : region.left + region.width]
+            np.testing.assert_array_equal(mine, theirs)
+    assert refused > 100
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_a_pack_knows_whether_its_images_were_decoded(*, decodes: bool, folder: Path, tmp_path: Path) -> None:
+    data = Dataset(folder, shuffle="none", decode=False)
+    options = PackOptions(check=data.require_decodable if decodes else None)
+    manifest = pack(data.source, len(data), tmp_path / "pack", options, lambda *_: None)
+    assert ('"decoded"' in manifest.text()) == decodes  # packs of older versions keep their digest
+    packed = Dataset(tmp_path / "pack", shuffle="none")
+    assert packed.source.record(0)["image"].is_sound == decodes
+    np.testing.assert_array_equal(packed.sample(0)["image"], Dataset(folder, shuffle="none").sample(0)["image"])
+    cropped = Dataset(tmp_path / "pack", shuffle="none", transform=CenterCrop(9))
+    for number in range(len(data)):
+        np.testing.assert_array_equal(
+            cropped.sample(number)["image"],
+            Dataset(folder, shuffle="none", transform=Later(CenterCrop(9))).sample(number)["image"],
+        )
+
+
+@needs_regions
+def test_of_a_sound_file_nothing_behind_the_region_is_read() -> None:
+    data = simplejpeg.encode_jpeg(pixels(np.random.default_rng(6), 96, 96))
+    region, cropped = Region(0, 0, 8, 8), data[: len(data) // 2]
+    whole = decoded("it", data, Limits())
+    found = region_of(cropped, (96, 96), region, is_sound=True)
+    assert found is not None
+    np.testing.assert_array_equal(found, whole[:8, :8])
+    assert region_of(cropped, (96, 96), region) is None
