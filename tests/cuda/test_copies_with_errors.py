@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.standin.torch_devices import fail_call_here, last_error
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.mutants import LATE, busy
 from tests.support.ranks import Here
@@ -12,10 +13,12 @@ from torch import Tensor
 
 import multiring
 import multiring.torch as mt
+from multiring.errors import ArgumentError
 from multiring.torch import device_staging
 from multiring.torch.device_staging import DeviceStaging, staging_of
 
 COUNT = 5000
+INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 
 Copies = Callable[[DeviceStaging, list[Tensor], list[Tensor]], Any]
 TO_HOST: dict[str, Copies] = {
@@ -93,3 +96,28 @@ def copies_with_errors(here: Here) -> None:
 
 def test_an_error_leaves_no_copy_under_way() -> None:
     run_cuda(copies_with_errors, hosts=1, devices=1, standin=LATE)
+
+
+def fail_to_pin(here: Here) -> None:
+    assert here.size == 1
+    mt.init()
+    staging, group = staging_of(torch.device("cuda", 0)), multiring.world()
+    torch.ones(1, device="cuda") + 1  # the allocator has memory: the next calls of CUDA are multiring's
+    fail_call_here(OUT_OF_MEMORY, 0)
+    with pytest.raises(ArgumentError, match=f"cannot pin .* error {OUT_OF_MEMORY}"):
+        staging.pinned_tensor(group, 1 << 20, torch.uint8)
+    assert last_error() == 0
+    kept = staging.pinned_tensor(group, 1 << 20, torch.uint8)
+    del kept
+    fail_call_here(INVALID_VALUE, 0)
+    memory = device_staging._known.memory_of(group)
+    memory._sort_returned()
+    memory._free.clear()  # the block is unregistered
+    assert fail_call_here(0, -1) == -1, "CUDA was not called"
+    assert last_error() == 0
+    assert torch.equal((torch.ones(3, device="cuda") * 2).cpu(), torch.full((3,), 2.0))
+
+
+def test_a_refused_pinning_leaves_no_error() -> None:
+    """CUDA keeps the error of a call for the thread, and torch's next kernel would report it as its own."""
+    run_cuda(fail_to_pin, hosts=1, devices=1)

@@ -1,19 +1,17 @@
 """An error of CUDA that does not stay, at any call on one rank, is an error on all ranks that wait for this rank."""
 
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed
 from tests.cuda.test_backend import join as join_torch
-from tests.standin.torch_devices import fail_call_here
+from tests.standin.torch_devices import last_error
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.device_training import join
+from tests.support.failing_calls import Failing
 from tests.support.ranks import Here
 from torch import Tensor
 
@@ -22,63 +20,10 @@ from multiring.errors import StallError
 
 dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
 
-INVALID_VALUE = 1
-# Functions of CUDA that multiring calls. The stand-ins' operators, and torch's allocator, take it for granted that CUDA
-# works; test_bad_calls_are_told_on_all_ranks has a device without memory.
-STREAMS = {"_cuda_getCurrentStream", "_cuda_isCurrentStreamCapturing", "_cuda_setStream", "record_stream"}
-EVENTS = {"query", "record", "synchronize", "wait", "wait_event", "__new__"}
-MEMORY = {"_foreach_copy_", "copy_", "cudaHostRegister"}
-FUNCTIONS = STREAMS | EVENTS | MEMORY
-MANY = 1 << 20
 MOST_CALLS = 300
 LATE_S = 20.0  # no error may take as long
 
-SOURCES = str(Path(mt.__file__).parents[1])
 Call = Callable[[], Tensor]
-
-
-class Failing:
-    """Lets one of the functions in C that multiring calls fail, by an error of CUDA in it, on any thread.
-
-    Only functions that call CUDA count. What torch does while it frees memory is not in such a function, and ends the
-    process if CUDA fails.
-    """
-
-    def __init__(self) -> None:
-        self._left = -1  # functions before the one that fails; -1: none fails
-        self._depth = threading.local()
-        threading.setprofile(self._see)  # of threads that start from now on
-        sys.setprofile(self._see)
-
-    def begin(self, after: int) -> None:
-        """Let a function fail, after some that do not."""
-        self._left = after
-
-    def end(self) -> bool:
-        """Let none fail any more; return whether one has failed."""
-        has_failed, self._left = self._left < 0, -1
-        return has_failed
-
-    def _see(self, frame: FrameType | None, event: str, function: Any) -> None:
-        depth = getattr(self._depth, "value", 0)
-        if event == "c_call":
-            if depth == 0 and self._left >= 0 and function.__name__ in FUNCTIONS and _is_ours(frame):
-                fail_call_here(INVALID_VALUE, 0 if self._left == 0 else MANY)
-                depth = 1
-            elif depth:
-                depth += 1
-        elif event in ("c_return", "c_exception") and depth:
-            depth -= 1
-            if depth == 0 and fail_call_here(0, -1) not in (0, MANY) and self._left >= 0:
-                self._left -= 1
-        self._depth.value = depth
-
-
-def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether a function of multiring has called `frame`, perhaps by functions of torch."""
-    while frame is not None and "/torch/" in frame.f_code.co_filename and SOURCES not in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame is not None and SOURCES in frame.f_code.co_filename
 
 
 def sweep(here: Here, failing: Failing, name: str, call: Call) -> None:
@@ -96,6 +41,8 @@ def sweep(here: Here, failing: Failing, name: str, call: Call) -> None:
         if error is None and found is not None:
             assert torch.equal(found.cpu(), wanted), (name, after)
         assert not isinstance(error, StallError), (name, after, error)
+        assert not failing.kept, (name, after, failing.kept)
+        assert not last_error(), (name, after)
         ends = mt.allgather_object((None if error is None else f"{type(error).__name__}: {error}", is_over))
         if ends[1][1]:  # the call of multiring has fewer calls of CUDA
             assert [each for each, _ in ends] == [None] * here.size, (name, after, error, ends)

@@ -91,6 +91,11 @@ def fail_call_here(code: int, after: int) -> int:
     return int(ctypes.CDLL(None).standin_fail_here(code, after))
 
 
+def last_error() -> int:
+    """Return the error that a call of this thread has left, which torch's next kernel would report; 0: none."""
+    return int(ctypes.CDLL(None).cudaPeekAtLastError())
+
+
 def _registered(key: str) -> set[str]:
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {each.removeprefix("aten::") for each in registered if each.startswith("aten::")}

@@ -13,11 +13,13 @@ be behind it anyway. No function here waits for the device on the caller's threa
 The pinned memory is that of `_runtime/engines/pinned_memory.py`.
 """
 
+import ctypes
 import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +49,8 @@ class _PinningByTorch:
         return f"cudaHostRegister: error {code}" if code else ""
 
     def unpin(self, address: int) -> None:
-        _cudart().cudaHostUnregister(address)
+        if int(_cudart().cudaHostUnregister(address)):
+            _clear_last_error()  # the program could do nothing about it: the memory is released next
 
 
 def _cudart() -> Any:
@@ -55,11 +58,26 @@ def _cudart() -> Any:
 
 
 def _clear_last_error() -> None:
-    """Clear the CUDA error of a failed call. Otherwise torch's next kernel would report it as its own."""
-    try:
-        torch.zeros(1, device=SERVED)
-    except RuntimeError:
+    """Clear the CUDA error that a failed call has left on this thread.
+
+    CUDA keeps the error for the thread. Otherwise torch's next kernel would report it as its own. torch's calls clear
+    the errors that they raise; those of `torch.cuda.cudart()` return a code and do not.
+    """
+    get_last_error = _get_last_error()
+    if get_last_error is not None:
+        get_last_error()
         return
+    with suppress(RuntimeError):  # a kernel reports the error as its own, and clears it
+        torch.zeros(1, device=SERVED)
+
+
+@cache
+def _get_last_error() -> Any:
+    """Return cudaGetLastError of the runtime with which torch is linked; None if torch has a copy that hides it."""
+    try:
+        return ctypes.CDLL(torch._C.__file__).cudaGetLastError  # noqa: SLF001 -- torch names its libraries nowhere else
+    except (AttributeError, OSError):
+        return None
 
 
 def _array_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
