@@ -261,6 +261,12 @@ def refused(here: Here) -> None:
     one, peer = torch.zeros(3), (here.rank + 1) % here.size
     with pytest.raises(RuntimeError, match="Tag must be nonnegative, got -1"):
         isend(one, peer, tag=-1).wait()
+    for tag, told in ((1 << 63, f"tag={1 << 63}: want at most"), (1.5, r"tag=1\.5: want an integer")):
+        for call in (isend, irecv):
+            with pytest.raises(ValueError, match=told):
+                call(one, peer, tag=tag).wait()
+        with pytest.raises(ValueError, match=told):
+            irecv(one, None, tag=tag).wait()
     with pytest.raises(RuntimeError, match=r"on meta\. No backend type associated with device type meta"):
         isend(one.to("meta"), peer)
     with pytest.raises(ValueError, match="sparse"):

@@ -1,5 +1,6 @@
 """Messages between two ranks of a process group, in any order, with tags; a receive may accept any source."""
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import GroupState, ReadyOperation
 from multiring.torch.c10d.work import OperationWork
 from multiring.torch.interop import described
+
+_MOST_TAG = (1 << 63) - 1  # the ranks tell each other tags in 8 bytes
 
 Settle = Callable[[], None] | None
 
@@ -47,7 +50,7 @@ def send(state: GroupState, tensors: Any, to: int, tag: int = 0) -> Any:
         tensors: a tensor, or a list of one tensor. The receiver's tensor may have another type and shape, but must have
             the same number of bytes.
         to: the receiver's rank.
-        tag: the tag of the matching receive. Messages between two ranks with the same tag arrive in order.
+        tag: the tag of the matching receive, below 2**63. Messages between two ranks with the same tag arrive in order.
     """
     tensor = _checked("send", tensors, tag)
     require_rank("send", "destination", to, state.group.size)
@@ -95,8 +98,14 @@ def _receive(state: GroupState, what: str, tensors: Any, source: int | None, tag
 def _checked(what: str, tensors: Any, tag: int) -> Tensor:
     tensor = one_of(what, tensors)
     require_host(what, tensor)
-    if tag < 0:
-        raise RefusedError(f"{what}: Tag must be nonnegative, got {tag}")
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        raise RefusedError(f"{what}: tag={tag!r}: want an integer from 0 to {_MOST_TAG}") from None
+    if number < 0:
+        raise RefusedError(f"{what}: Tag must be nonnegative, got {number}")
+    if number > _MOST_TAG:
+        raise RefusedError(f"{what}: tag={number}: want at most {_MOST_TAG}")
     return tensor
 
 
