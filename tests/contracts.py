@@ -18,7 +18,7 @@ LAYERS = (
     "_cli",
     "vision",
     "training",
-    "horovod | lab | _bench | _diagnosis | _manifests | _verify",
+    "horovod | lab | trials | _bench | _diagnosis | _manifests | _verify",
     "dask | ray | spark",
     "_launch",
     ADAPTERS,

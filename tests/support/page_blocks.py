@@ -13,6 +13,7 @@ DOCUMENTS = {
     "tutorial.md": 7,
     "torch_optimizer.md": 2,
     "training.md": 3,
+    "trials.md": 1,
     "vision.md": 5,
     "vision_serving.md": 1,
 }

@@ -51,6 +51,13 @@ class Snippet:
     framework: str = "torch"
 
 
+STUDY = """
+import multiring
+from multiring import trials
+multiring.init()
+objective = lambda trial: trial.params["rate"]
+"""
+
 # The snippets by page and title.
 SNIPPETS = {
     (
@@ -189,6 +196,24 @@ save = lambda: done.append("saved")
         "record.begin('job', 'train.py')\nrecord.add_steps(0, StepReport(steps=4, metrics={'loss': 0.5}))\n"
         "record.end(0)\nopen('run.jsonl', 'a').write('{\"kind\":')\n",
         after="assert told['kind'] == 'over'",
+        framework="",
+    ),
+    ("trials.md", 'space = {"rate": {"low": 1e-5, "high": 0.1, "log": True}, "ranks": [1, 2, 4]}'): Snippet(
+        before=STUDY,
+        instead=("[1, 2, 4]", "[1, 2]"),
+        after="assert {len(each.ranks) for each in study.trials} == {1, 2}",
+        framework="",
+    ),
+    ("trials.md", "for epoch in range(epochs):"): Snippet(
+        before=STUDY + "reported = []\nclass trial:\n    report = lambda loss, step: reported.append((step, loss))\n"
+        "    should_prune = lambda: False\nepochs, train_epoch = 3, lambda: 0.5\n",
+        after="assert reported == [(0, 0.5), (1, 0.5), (2, 0.5)]",
+        framework="",
+    ),
+    ("trials.md", 'study = trials.run(objective, space, trials=64, storage="study.db", name="digits")'): Snippet(
+        before=STUDY + "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nspace = {'rate': [0.1, 0.2]}\n",
+        instead=("study.db", "study.log"),
+        after="assert study.unsaved == 0 and len(study.trials) == 64",
         framework="",
     ),
     ("timeline.md", 'multiring.start_timeline("trace.json")  # some steps of it: every rank calls both'): Snippet(

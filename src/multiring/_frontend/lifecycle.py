@@ -123,7 +123,8 @@ def is_homogeneous() -> bool:
 
 
 def _beside(world: World) -> list[tuple[int, ...]]:
-    return [ranks for ranks in world.group.topology.hosts if len(ranks) > world.local_rank]
+    members = world.membership
+    return [ranks for ranks in members.topology.hosts if len(ranks) > members.local_ranks.index(members.rank)]
 
 
 def mpi_threads_supported() -> bool:

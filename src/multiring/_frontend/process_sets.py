@@ -3,7 +3,8 @@
 import itertools
 import json
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -17,7 +18,10 @@ from multiring._frontend.neutral_contributions import neutral_contribution
 from multiring._frontend.submission_line import SubmissionLine
 from multiring._runtime import Group
 from multiring._runtime.bootstrap.rank_process import RankPosition
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.job.job import current, is_rank, place, was_left
+from multiring._runtime.job.job import in_part as part_of_job
+from multiring._runtime.job.membership import Membership
 from multiring._runtime.job.rank_or_worker import WorkerError
 from multiring._runtime.job.world import World
 from multiring._runtime.named.named import NamedOperations
@@ -300,6 +304,24 @@ def close_sets() -> None:
     sets = current().job_objects.take(_Sets) if is_rank() else None
     if sets is not None:
         sets.close()
+
+
+@contextmanager
+def in_part(membership: Membership, end: GenerationEnd) -> Iterator[Group]:
+    """Make some ranks of the job a job of their own inside the block; see `in_part` of _runtime/job/job.py.
+
+    It begins with the set of its ranks. Its sets are closed at the end of the block, and those of the job come back.
+    """
+    ranks = global_process_set.ranks
+    try:
+        with part_of_job(membership, end) as world:
+            global_process_set.ranks = list(range(membership.size))
+            try:
+                yield world.group
+            finally:
+                close_sets()
+    finally:
+        global_process_set.ranks = ranks
 
 
 def sets_to_keep() -> tuple[dict[int, list[ProcessSet]], bool]:

@@ -8,7 +8,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,7 @@ from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rank_process import RankPosition
 from multiring._runtime.engines.mpi_library import end_despite_mpi
 from multiring._runtime.failures.formation_place import FormationPlace
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.posting import ranks_in_words
 from multiring._runtime.job.forming import alone, intake_of, is_newcomer, join_formation
@@ -207,9 +209,13 @@ def shutdown() -> None:
     If a timeline is being recorded and all ranks are on one host, the ranks wait two seconds for each other, and the
     last rank to leave writes the file. Ranks on several hosts write the file together. Each of them waits up to
     MULTIRING_STALL_WARN_S, at most 60 s, and stops waiting if another rank waits for it in another operation.
+
+    In a part of the job (`in_part`) the call does nothing: the ranks leave the part at its end, and stay in the job.
     """
     with _current.lock:
         world = _current.world
+        if world is not None and world.whole is not None:
+            return
         _current.world = None
         _current.was_left = _current.was_left or world is not None
         if world is not None and world.pid == os.getpid():
@@ -271,6 +277,35 @@ def move_on(membership: Membership) -> World:
         world = _current.world
     _current.tell()
     return world
+
+
+@contextmanager
+def in_part(membership: Membership, end: GenerationEnd) -> Iterator[World]:
+    """Make some ranks of the job a job of their own inside the block.
+
+    There `rank`, `size`, process sets and the adapters' collectives use the part's ranks. `local_rank` and `local_size`
+    stay those of the whole job, because programs choose their devices by them. Every rank of the part must enter it.
+
+    Args:
+        membership: see `World.part`.
+        end: see `World.part`.
+
+    Raises:
+        StateError: before `init`, after `shutdown`, or in a fork of a rank.
+    """
+    with _current.lock:
+        outer = current()
+        part = _current.world = outer.part(membership, end)
+        JoinAttempt(outer.settings).note(part.place)
+    _current.tell()
+    try:
+        yield part
+    finally:
+        with _current.lock:
+            if _current.world is part:
+                _current.world = outer
+                JoinAttempt(outer.settings).note(outer.place)
+        _current.tell()
 
 
 def may_go_on() -> bool:

@@ -86,16 +86,18 @@ class World:
     events: EventLog
     news: LauncherNews
     job_objects: JobObjects = field(default_factory=JobObjects)
+    whole: "World | None" = None  # the World of all ranks, if this one is of some of them; see `part`
 
     @property
     def local_rank(self) -> int:
-        """This process's rank among the ranks of its host."""
-        return self.membership.local_ranks.index(self.membership.rank)
+        """This process's rank among the ranks of its host, in the whole job: it numbers the host's devices."""
+        membership = (self.whole or self).membership
+        return membership.local_ranks.index(membership.rank)
 
     @property
     def local_size(self) -> int:
-        """The number of ranks on this host."""
-        return len(self.membership.local_ranks)
+        """The number of ranks of the whole job on this host."""
+        return len((self.whole or self).membership.local_ranks)
 
     @property
     def place(self) -> RankPosition:
@@ -113,23 +115,40 @@ class World:
         Every rank of the new generation must make the same call. The previous generation's groups and objects stay
         open; their creators must close them.
         """
-        numbers = {number: rank for rank, number in enumerate(membership.ids)}
         end = GenerationEnd(self.services.world_rank, may_end=self.vote is not None)
-        services = replace(self.services, rank_of_id=numbers, generation=end)
-        glossary = self.services.glossary
         if self.vote is not None:
             self.vote.watch(end, membership.number)
         if self.reporter is not None:
             self.reporter.membership = membership
+        return self._with_ranks(membership, end, None)
+
+    def part(self, membership: Membership, end: GenerationEnd) -> "World":
+        """Return the World of some ranks of this one, which work by themselves for a time.
+
+        It has the same connections and memory. Every rank of the part must make the same call.
+
+        Args:
+            membership: the ranks of the part, under a job's name that no other part has.
+            end: its `finish` makes the part's operations fail on this rank.
+        """
+        return self._with_ranks(membership, end, self.whole or self)
+
+    def _with_ranks(self, membership: Membership, end: GenerationEnd, whole: "World | None") -> "World":
+        numbers = {number: rank for rank, number in enumerate(membership.ids)}
+        services = replace(self.services, rank_of_id=numbers, generation=end)
         return replace(
             self,
             membership=membership,
             services=services,
             group=group_named("world", services, membership),
             timelines=Timelines(
-                membership, self.context, glossary, lambda name: group_named(name, services, membership)
+                membership,
+                self.context,
+                services.glossary,
+                lambda name: group_named(name, services, membership),
             ),
             job_objects=JobObjects(),
+            whole=whole,
         )
 
     def drain_events(self) -> list[Event]:

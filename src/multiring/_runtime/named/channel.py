@@ -17,6 +17,7 @@ class MessageKind(IntEnum):
     COUNT = 0  # a number of posted operations; see order_switch.py
     AGREEMENT = 1  # a message of the agreement
     STALL = 2  # a rank has given up; the payload is the reason
+    PICKLE = 3  # a message of `multiring.trials`
 
 
 class Message(NamedTuple):

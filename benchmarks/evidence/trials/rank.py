@@ -1,0 +1,109 @@
+"""A rank of the studies of main.py: rank.py CASE OUTPUT NUMBERS; rank 0 writes its figures to OUTPUT as JSON.
+
+Compute is slept through, so that the ranks do not need cores.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+
+import multiring
+from multiring import trials
+from multiring.adapters import allgather_object, allreduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Coin(optuna.pruners.BasePruner):
+    """Prunes half of the questions, by trial and step."""
+
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        """Return the side of the coin."""
+        del study
+        return Random(1000 * trial.number + (trial.last_step or 0)).random() < 0.5  # noqa: S311 -- no secret
+
+
+def fill(count: int, longest_s: float, sizes: list[int]) -> dict[str, Any]:
+    """Run trials whose durations differ by 10:1; return their durations, sizes and ends."""
+    random = Random(1)  # noqa: S311 -- no secret
+    durations = [longest_s * 10 ** -random.random() for _ in range(count)]
+    ranks = [random.choice(sizes) for _ in range(count)]
+    numbers = iter(range(count))
+
+    def objective(trial: trials.Trial) -> float:
+        time.sleep(durations[trial.number])
+        return float(trial.params["x"])
+
+    found = trials.run(
+        objective,
+        {"x": {"low": 0.0, "high": 1.0}},
+        trials=count,
+        ranks_per_trial=lambda _: ranks[next(numbers)] if len(sizes) > 1 else sizes[0],
+    )
+    ends = [(each.began_s, each.ended_s, len(each.ranks)) for each in found.trials]
+    return {"durations": durations, "ranks": ranks, "ends": ends, "states": [each.state for each in found.trials]}
+
+
+def ask(count: int, seconds: float) -> dict[str, Any]:
+    """Run trials of ten reports; return the seconds of each rank between its trials, and in reports."""
+    spans: list[tuple[float, float, float]] = []  # begin, end, seconds in reports and questions
+
+    def objective(trial: trials.Trial) -> float:
+        began_s, asking_s = time.monotonic(), 0.0
+        for step in range(10):
+            time.sleep(seconds / 10)
+            before_s = time.monotonic()
+            trial.report(trial.params["x0"] + 1 / (step + 1), step)
+            trial.should_prune()  # and go on, so that all trials are as long
+            asking_s += time.monotonic() - before_s
+        spans.append((began_s, time.monotonic(), asking_s))
+        return float(sum(trial.params.values()))
+
+    space = {f"x{number}": {"low": 0.0, "high": 1.0} for number in range(5)}
+    sampler, pruner = optuna.samplers.TPESampler(seed=1), optuna.pruners.MedianPruner()
+    trials.run(objective, space, trials=count, sampler=sampler, pruner=pruner)
+    return {"spans": allgather_object(spans)}
+
+
+def prunes(count: int, seed: int) -> dict[str, Any]:
+    """Run trials on 2 and on 3 ranks until `count` are pruned; each step has a collective of the trial's ranks."""
+    wrong: list[str] = []
+
+    def objective(trial: trials.Trial) -> float:
+        for step in range(8):
+            array = np.full(100, float(trial.number))
+            found = allreduce(array, name="gradient")
+            if found[0] != trial.number or multiring.size() != trial.params["ranks"]:
+                wrong.append(f"trial {trial.number}, step {step}: {found[0]} on {multiring.size()} ranks")
+            trial.report(float(step), step)
+            if trial.should_prune():
+                raise trials.TrialPruned
+        return 0.0
+
+    sampler = optuna.samplers.RandomSampler(seed=seed)
+    found = trials.run(
+        objective, {"ranks": [2, 3]}, trials=count, ranks_per_trial="ranks", sampler=sampler, pruner=Coin()
+    )
+    states = [(each.params["ranks"], each.state) for each in found.trials]
+    return {"states": states, "wrong": [each for some in allgather_object(wrong) for each in some]}
+
+
+def main() -> None:
+    """Run the case of the command line."""
+    case, output, numbers = sys.argv[1:]
+    multiring.init()
+    cases: dict[str, Callable[..., dict[str, Any]]] = {"fill": fill, "ask": ask, "prunes": prunes}
+    found = cases[case](*json.loads(numbers))
+    if multiring.rank() == 0:
+        Path(output).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

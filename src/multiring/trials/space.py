@@ -1,0 +1,90 @@
+"""The space of a study: which values each parameter may have.
+
+A parameter is a list of choices, or a range: {"low": 1e-5, "high": 0.1, "log": True}. A range of whole
+numbers gives whole numbers. A distribution of Optuna is taken as it is.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from multiring.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+_KEYS = {"low", "high", "log", "step"}
+
+
+def distributions_of(space: Any) -> "dict[str, BaseDistribution]":
+    """Return Optuna's distribution of each parameter.
+
+    Raises:
+        ArgumentError: the space is empty or contradicts itself. The text names the parameter.
+    """
+    if not isinstance(space, Mapping) or not space:
+        raise ArgumentError(f"space={space!r}: want a dict with at least one parameter, such as {{'batch': [32, 64]}}")
+    found = {}
+    for name, wanted in space.items():
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"space: a parameter is called {name!r}; want a text")
+        try:
+            found[name] = _distribution(wanted)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"space: parameter {name!r} is {wanted!r}: {error}; want a list of choices, or a range such as "
+                "{'low': 1e-5, 'high': 0.1, 'log': True}"
+            ) from None
+    return found
+
+
+def _distribution(wanted: Any) -> "BaseDistribution":
+    from optuna import distributions  # noqa: PLC0415 -- only the rank that holds the study needs Optuna
+
+    if isinstance(wanted, distributions.BaseDistribution):
+        return wanted
+    if isinstance(wanted, Mapping):
+        return _range(wanted, distributions)
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
+        raise TypeError(f"it is of type {type(wanted).__name__}")
+    if len({repr(each) for each in wanted}) < len(wanted):
+        raise ValueError("it has a choice twice")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a choice that no storage can keep
+        try:
+            return distributions.CategoricalDistribution(list(wanted))
+        except Warning as error:
+            raise ValueError(str(error)) from None
+
+
+def _range(wanted: Mapping[str, Any], distributions: Any) -> "BaseDistribution":
+    low, high, step, log = (wanted.get(key) for key in ("low", "high", "step", "log"))
+    if unknown := sorted(map(str, set(wanted) - _KEYS)):
+        raise ValueError(f"it has {', '.join(unknown)}, which a range has not")
+    if not isinstance(log, bool | None):
+        raise TypeError(f"log={log!r}: want True or False")
+    numbers = [("low", low), ("high", high), *([] if step is None else [("step", step)])]
+    for key, value in numbers:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{key}={value!r}: want a finite number")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the last step ends below `high`, which is an error here
+        if all(isinstance(value, int) for _, value in numbers):
+            found: BaseDistribution = distributions.IntDistribution(
+                low, high, log=bool(log), step=1 if step is None else step
+            )
+        else:
+            found = distributions.FloatDistribution(low, high, log=bool(log), step=step)
+    last = vars(found)["high"]
+    if step is not None and last < high:
+        raise ValueError(f"steps of {step} from {low} do not reach {high}: the last is {last}")
+    return found
+
+
+def space_text(space: "Mapping[str, BaseDistribution]") -> str:
+    """Return the space as text, which is equal for equal spaces."""
+    from optuna.distributions import distribution_to_json  # noqa: PLC0415 -- as above
+
+    return json.dumps({name: json.loads(distribution_to_json(each)) for name, each in sorted(space.items())})

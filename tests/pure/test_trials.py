@@ -1,0 +1,248 @@
+"""Trials without ranks: spaces, the choice of ranks, outcomes, and the writer of a storage."""
+
+import logging
+import math
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from multiring.errors import ArgumentError
+from multiring.trials import NoTrialError
+from multiring.trials.holder import chosen_ranks
+from multiring.trials.results import StudyResult, TrialResult
+from multiring.trials.space import distributions_of, space_text
+from multiring.trials.storage import INTERRUPTED, REASON, StorageWriter, opened, study_in_memory
+from multiring.trials.trial import TrialPruned, outcome_of_error, outcome_of_value
+
+SPACE = {"rate": {"low": 1e-5, "high": 0.1, "log": True}, "layers": {"low": 1, "high": 4}, "batch": [16, 32]}
+WAIT_S = 60.0
+
+
+def test_forms_of_a_space() -> None:
+    found = distributions_of({**SPACE, "decay": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25)})
+    assert found == {
+        "rate": optuna.distributions.FloatDistribution(1e-5, 0.1, log=True),
+        "layers": optuna.distributions.IntDistribution(1, 4),
+        "batch": optuna.distributions.CategoricalDistribution([16, 32]),
+        "decay": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
+    }
+    assert space_text(found) == space_text(dict(reversed(found.items())))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ([], "at least one|one or more"),
+        ([1, 1], "a choice twice"),
+        ([(1, 2)], "tuple"),
+        ("relu", "type str"),
+        (3, "type int"),
+        ({"low": 2.0, "high": 1.0}, "low <= high"),
+        ({"low": 2, "high": 1}, "low <= high"),
+        ({"low": 0.0, "high": 1.0, "log": True}, "low > 0"),
+        ({"low": 0, "high": 8, "log": True}, "low >= 1"),
+        ({"low": 1.0, "high": 2.0, "log": True, "step": 0.5}, "step"),
+        ({"low": 0, "high": 10, "step": 3}, "do not reach 10: the last is 9"),
+        ({"low": 0.0, "high": 1.0, "step": -0.5}, "step > 0"),
+        ({"low": 0.0}, "high=None: want a finite number"),
+        ({"low": 0.0, "high": math.inf}, "high=inf"),
+        ({"low": 0.0, "high": "1"}, "high='1'"),
+        ({"low": True, "high": 3}, "low=True"),
+        ({"low": 0.0, "high": 1.0, "log": "yes"}, "log='yes'"),
+        ({"low": 0.0, "high": 1.0, "logs": True}, "it has logs"),
+    ],
+)
+def test_a_space_that_contradicts_itself(wanted: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^space: parameter 'depth' is .*({told}).*; want a list of choices"):
+        distributions_of({"depth": wanted})
+
+
+@pytest.mark.parametrize("space", [{}, [], None, "rate", {1: [1, 2]}, {"": [1, 2]}])
+def test_what_is_no_space(space: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^space.*want"):
+        distributions_of(space)
+
+
+def test_ranks_of_a_trial_are_on_as_few_hosts_as_possible() -> None:
+    hosts = [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert chosen_ranks({0, 1, 2, 5, 6}, 2, hosts) == (5, 6)  # the larger gap stays for a larger trial
+    assert chosen_ranks({0, 1, 2, 5, 6}, 3, hosts) == (0, 1, 2)
+    assert chosen_ranks({0, 1, 2, 5, 6}, 4, hosts) == (0, 1, 2, 5)
+    assert chosen_ranks({3, 7}, 2, hosts) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "told"),
+    [
+        (1, "complete", ""),
+        (np.float32(0.5), "complete", ""),
+        (math.inf, "complete", ""),
+        (None, "failed", "returned None; want a number"),
+        ("1.5", "failed", "returned '1.5'"),
+        (True, "failed", "returned True"),
+        ([1.0, 2.0], "failed", r"returned \[1.0, 2.0\]"),
+        (np.zeros(2), "failed", "returned array"),
+        (math.nan, "failed", "returned NaN"),
+    ],
+)
+def test_what_an_objective_returns(value: Any, state: str, told: str) -> None:
+    found = outcome_of_value(3, value)
+    assert (found.serial, found.state) == (3, state)
+    assert (found.value is not None) == (state == "complete")
+    assert told.replace("\\", "") in found.reason
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+def test_what_an_objective_raises() -> None:
+    assert outcome_of_error(1, TrialPruned()).state == outcome_of_error(1, optuna.TrialPruned()).state == "pruned"
+    assert outcome_of_error(1, ValueError("no such layer")).reason == "ValueError: no such layer"
+    for error in (MemoryError("1 GB"), OutOfMemoryError("1 GB"), RuntimeError("RESOURCE_EXHAUSTED: 1 GB")):
+        assert outcome_of_error(1, error).reason.startswith("out of memory: ")
+    assert not outcome_of_error(1, RuntimeError("1 GB")).reason.startswith("out of memory")
+
+
+def trial(number: int, state: str, value: float | None) -> TrialResult:
+    return TrialResult(
+        number=number, params={}, state=state, value=value, reason="", ranks=(), began_s=0, ended_s=0, reports={}
+    )
+
+
+def test_the_best_trial() -> None:
+    trials = (trial(0, "failed", None), trial(1, "complete", 2.0), trial(2, "complete", 1.0), trial(3, "pruned", 0.0))
+    found = StudyResult(name="a", direction="minimize", trials=trials, unsaved=0)
+    assert found.best.number == 2
+    assert StudyResult(name="a", direction="maximize", trials=trials, unsaved=0).best.number == 1
+    with pytest.raises(NoTrialError, match="none of 1 trials is complete"):
+        _ = StudyResult(name="a", direction="minimize", trials=trials[:1], unsaved=0).best
+
+
+def memory(storage: Any, name: str = "study", space: Any = SPACE, direction: Any = "minimize") -> Any:
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    return study_in_memory(name, direction, distributions_of(space), sampler, None, opened(storage)[0])
+
+
+def run_some(study: Any, writer: StorageWriter, trials: int) -> None:
+    for _ in range(trials):
+        found = study.ask(distributions_of(SPACE))
+        writer.note(found.number)
+        for step in range(3):
+            found.report(found.params["rate"] * step, step)
+            writer.note(found.number)
+        found.set_user_attr("ranks", [0, 1])
+        study.tell(found, found.params["rate"])
+        writer.note(found.number)
+
+
+def facts(study: Any) -> list[Any]:
+    """Return what a storage must have of each trial."""
+    return [
+        (each.number, each.state, each.values, each.params, each.intermediate_values, each.user_attrs)
+        for each in study.get_trials(deepcopy=False)
+    ]
+
+
+@pytest.mark.parametrize("file", ["study.db", "study.log"])
+def test_a_storage_has_all_that_memory_has(tmp_path: Path, file: str) -> None:
+    study, writer = memory(tmp_path / file)
+    writer.start()
+    run_some(study, writer, 6)
+    study.ask(distributions_of(SPACE))
+    writer.note(6)
+    assert writer.close(WAIT_S) == 0
+    kept = optuna.load_study(study_name="study", storage=opened(tmp_path / file)[0])
+    assert facts(kept) == facts(study)
+    # The study goes on: the trial that was running failed as interrupted, and its parameters are the next.
+    again, writer = memory(tmp_path / file)
+    assert facts(again)[:6] == facts(study)[:6]
+    assert again.trials[6].state.name == "FAIL"
+    assert again.trials[6].user_attrs[REASON] == INTERRUPTED
+    assert again.ask(distributions_of(SPACE)).params == study.trials[6].params
+    writer.note(7)
+    writer.start()
+    run_some(again, writer, 1)
+    assert writer.close(WAIT_S) == 0
+    assert facts(optuna.load_study(study_name="study", storage=opened(tmp_path / file)[0])) == facts(again)
+
+
+def test_a_resumed_sampler_does_not_repeat_itself(tmp_path: Path) -> None:
+    study, writer = memory(tmp_path / "study.log")
+    writer.start()
+    run_some(study, writer, 5)
+    assert writer.close(WAIT_S) == 0
+    again, _ = memory(tmp_path / "study.log")
+    first = {each.params["rate"] for each in study.trials}
+    assert not first & {again.ask(distributions_of(SPACE)).params["rate"] for _ in range(5)}
+
+
+def test_a_locked_storage_delays_nothing_and_gets_all_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"sqlite:///{tmp_path}/study.db?timeout=0.1"
+    study, writer = memory(url)
+    writer.start()
+    with sqlite3.connect(tmp_path / "study.db", isolation_level=None) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        with caplog.at_level(logging.WARNING, "multiring"):
+            run_some(study, writer, 5)
+            until_s = time.monotonic() + WAIT_S
+            while "takes nothing" not in caplog.text and time.monotonic() < until_s:
+                time.sleep(0.01)
+            time.sleep(1.0)  # it tries again meanwhile
+        lock.execute("ROLLBACK")
+    assert writer.close(WAIT_S) == 0
+    told = [each.message.partition(" (")[0] for each in caplog.records if each.name == "multiring"]
+    assert told == ["trials: the storage takes nothing", "trials: the storage takes the study's trials again"]
+    assert "database is locked" in caplog.text
+    assert facts(optuna.load_study(study_name="study", storage=url)) == facts(study)
+
+
+@pytest.mark.parametrize("file", ["study.db", "study.log"])
+def test_a_storage_whose_file_is_removed(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    study, writer = memory(tmp_path / file)
+    writer.watch(tmp_path / file)
+    writer.start()
+    run_some(study, writer, 1)
+    until_s = time.monotonic() + WAIT_S
+    while writer.unsaved and time.monotonic() < until_s:
+        time.sleep(0.01)
+    (tmp_path / file).unlink()
+    run_some(study, writer, 2)
+    assert writer.close(1.0) == 2
+    assert caplog.text.count("the storage takes nothing") == 1
+    assert not (tmp_path / file).exists()
+
+
+def test_a_study_of_another_space_or_direction(tmp_path: Path) -> None:
+    memory(tmp_path / "study.log")
+    with pytest.raises(ArgumentError, match=r"^space: the storage has a study 'study' with the space .*another name"):
+        memory(tmp_path / "study.log", space={**SPACE, "batch": [16, 64]})
+    with pytest.raises(ArgumentError, match=r"^direction='maximize': the storage has a study 'study'.*minimize"):
+        memory(tmp_path / "study.log", direction="maximize")
+    memory(tmp_path / "study.log", name="another", space={"x": [1, 2]})
+    # A study that Optuna has made says nothing about its space but its trials.
+    url = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(storage=url, study_name="study")
+    study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}), 1.0)
+    with pytest.raises(ArgumentError, match="trial 0 with parameter 'x'"):
+        memory(url)
+    assert len(memory(url, space={"x": {"low": 0.0, "high": 2.0}})[0].trials) == 1
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        (3, "storage=3: want a URL"),
+        ("/no/such/folder/study.db", "cannot be opened"),
+        ("nonsense://user:password@host/study", "nonsense://user:...@host/study"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened(storage: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told) as raised:
+        opened(storage)
+    assert "password" not in str(raised.value)
