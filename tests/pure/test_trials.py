@@ -13,7 +13,8 @@ import pytest
 
 from multiring.errors import ArgumentError
 from multiring.trials import NoTrialError
-from multiring.trials.holder import chosen_ranks
+from multiring.trials.holder import StudyHolder, chosen_ranks
+from multiring.trials.plan import StudyArguments, plan_of
 from multiring.trials.results import StudyResult, TrialResult
 from multiring.trials.space import distributions_of, space_text
 from multiring.trials.storage import INTERRUPTED, REASON, StorageWriter, opened, study_in_memory
@@ -246,3 +247,22 @@ def test_a_storage_that_cannot_be_opened(storage: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told) as raised:
         opened(storage)
     assert "password" not in str(raised.value)
+
+
+@pytest.mark.parametrize("storage", [False, True])
+def test_a_study_ends_before_it_began(tmp_path: Path, storage: bool) -> None:  # noqa: FBT001 -- a parameter of the test
+    """As if a rank was lost while the others met."""
+    wanted = StudyArguments(
+        space=SPACE,
+        trials=3,
+        ranks_per_trial=1,
+        direction="minimize",
+        sampler=None,
+        pruner=None,
+        storage=tmp_path / "study.log" if storage else None,
+        name="study",
+        time_limit_s=None,
+    )
+    no_messages: Any = None  # it sends nothing
+    found = StudyHolder(plan_of(wanted, [(0, 1)]), no_messages).close(is_interrupted=True)
+    assert (found.trials, found.unsaved) == ((), 0)

@@ -99,9 +99,10 @@ class StudyHolder:
         """End the study, wait for its storage, and return what it has found."""
         self._is_over.set()
         self._came.put((0, None))
-        self._thread.join(_INTERRUPTED_SAVE_S)
+        if self._thread.ident is not None:  # otherwise a rank was lost before the study began
+            self._thread.join(_INTERRUPTED_SAVE_S)
         writer, unsaved = self._plan.writer, 0
-        if writer is not None and (self._thread.ident is not None or is_interrupted):
+        if writer is not None:
             unsaved = writer.close(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
             if unsaved:
                 _log.warning("trials: %d trials are not in the storage as they are in the result", unsaved)
