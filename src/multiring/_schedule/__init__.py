@@ -9,6 +9,6 @@ from multiring._schedule.layout import Counts, Extents, Splits, grain_of
 from multiring._schedule.model import Schedule
 from multiring._schedule.moves import NOWHERE, Move, Moves
 from multiring._schedule.pattern import Effect, Pattern, Phase
-from multiring._schedule.price import least, price
-from multiring._schedule.timing import Way
+from multiring._schedule.price import MOST_MESSAGES, busy_s, least, messages_of, price, timed_operation
+from multiring._schedule.timing import TimedOperation, Way, ends_of
 from multiring._schedule.wire import FORMATS, WIRES, decoded, encoded_bytes, wire_of

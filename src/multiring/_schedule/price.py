@@ -23,7 +23,7 @@ from multiring._schedule.expand import expand
 from multiring._schedule.kinds import Collective, Kind, Wire
 from multiring._schedule.model import Schedule
 from multiring._schedule.moves import Moves
-from multiring._schedule.timing import MOST_LANES, StepMessage, TimedStep, Way, last_end
+from multiring._schedule.timing import MOST_LANES, StepMessage, TimedOperation, TimedStep, Way, last_end
 from multiring._schedule.wire import COMMON_BLOCK, encoded_bytes
 from multiring._topology import Link
 from multiring.errors import ScheduleError
@@ -37,7 +37,7 @@ _CARRIED = {
 
 _RESULT = -1  # the queue of a joining rank; its partner takes messages of its i-th joining rank from queue -i
 
-_MOST_MESSAGES = 600  # the most messages that are timed one by one
+MOST_MESSAGES = 600  # the most messages that are timed one by one
 
 
 def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], segments: int = 1) -> float:
@@ -62,7 +62,7 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
         return _price_broadcast(schedule, size_bytes / segments, known, segments)
     chunk_bytes = size_bytes / segments / schedule.frame.blocks
     steps = (representative(schedule), *_joining(schedule))
-    affordable = max(2, _MOST_MESSAGES // max(1, sum(loads(schedule)[0])))
+    affordable = max(2, MOST_MESSAGES // max(1, messages_of(schedule)))
     # Lanes that mostly wait process their segments in waves, so the extrapolated segments are whole waves.
     timed = segments if segments <= affordable else min(MOST_LANES + segments % MOST_LANES, affordable)
     ways_of_ranks = (known,) * len(steps)
@@ -72,6 +72,45 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
     waiting_s = last_end(steps, ways_of_ranks, chunk_bytes, 1) / MOST_LANES
     working_s = least(schedule, size_bytes, known, [segments])[0] / segments
     return found + (segments - timed) * max(waiting_s, working_s)
+
+
+def timed_operation(
+    schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int, start_s: float = 0.0
+) -> TimedOperation:
+    """Return what `price` times, as an operation that may be in flight beside others; see `ends_of`.
+
+    Args:
+        schedule: a schedule of another collective than the broadcast, whose ranks differ.
+        size_bytes: see `price`.
+        ways: see `price`; Ways only.
+        segments: see `price`.
+        start_s: when the ranks start the operation, in seconds.
+    """
+    steps = (representative(schedule), *_joining(schedule))
+    chunk_bytes = size_bytes / segments / schedule.frame.blocks
+    return TimedOperation(steps, (tuple(ways),) * len(steps), chunk_bytes, segments, start_s)
+
+
+def messages_of(schedule: Schedule) -> int:
+    """Return the number of messages that a rank sends for each segment."""
+    return sum(loads(schedule)[0])
+
+
+def busy_s(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int) -> dict[str, float]:
+    """Return the seconds for which the whole buffer occupies each resource of a rank, by the resource's name.
+
+    The resources are the wire and the handling of each port, the uplink, and the rank itself.
+    """
+    messages, chunks, written = loads(schedule)
+    found: dict[str, float] = {"uplink": 0.0, "rank": 0.0}
+    for way, count, sent, own in zip(ways, messages, chunks, written, strict=True):
+        link, wire, handling = way.link, f"wire {way.port}", f"handling {way.port}"
+        moved = size_bytes / schedule.frame.blocks
+        found[handling] = found.get(handling, 0.0) + segments * count * link.overhead_s
+        found[wire] = found.get(wire, 0.0) + sent * moved / link.bandwidth_bytes_per_s
+        found["uplink"] += 0.0 if way.uplink_bytes_per_s is None else sent * moved / way.uplink_bytes_per_s
+        found["rank"] += own * moved / link.reduce_bytes_per_s
+    return found
 
 
 def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: Sequence[int]) -> list[float]:
@@ -230,7 +269,7 @@ def steps_of(
     for move in moves.rows():
         peers = [(peer, *routing(rank, peer)) for peer in move.peers if peer != rank]
         if move.kind is Kind.SEND:
-            sends = tuple(StepMessage(axis, index_of[peer], sent) for peer, axis, sent, _ in peers)
+            sends = tuple(StepMessage(axis, index_of[peer], sent, peer) for peer, axis, sent, _ in peers)
             codes = peers[0][1] if move.wire else -1
             steps.append(TimedStep(move.span, sends, (), codes, _CARRIED[move.wire]))
             continue

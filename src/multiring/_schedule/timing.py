@@ -1,8 +1,10 @@
-"""Simulate ranks that run several segments at once: the events in order of time.
+"""Simulate ranks that run several segments and several operations at once: the events in order of time.
 
 A port handles a message, then puts it on the wire while it handles the next message. The message then passes the links
 that ranks share, if there are any, and travels for the latency. At the receiver it passes the wire, then the port. A
-rank runs its segments as lanes: it serves the oldest segment that can proceed, and does one thing at a time.
+rank runs its segments as lanes: it serves the oldest segment that can proceed, and does one thing at a time. Several
+operations may be in flight: a rank serves the oldest operation first. A port sends messages in the order in which they
+are queued. Once a connection has queued its limit, the messages of the oldest operation are queued next.
 docs/algorithms.md has the model.
 """
 
@@ -15,6 +17,9 @@ from typing import NamedTuple
 from multiring._topology import Link
 
 MOST_LANES = 16  # the native executor runs at most this many lanes at once
+# A connection queues no further message once it has this many bytes that are not on the wire: TCP_NOTSENT_LOWAT of the
+# native core's rails, and two frames of their own.
+_MOST_QUEUED_BYTES = (512 + 2 * 128) << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +40,16 @@ class Way:
 
 
 class StepMessage(NamedTuple):
-    """One message of a step: its axis, its receiver, and the receiver's queue."""
+    """One message of a step: its axis, its receiver, and the receiver's queue.
+
+    `peer` is the receiver's rank, by which messages of several operations share a connection. It differs from `rank` if
+    one rank stands for all.
+    """
 
     axis: int
     rank: int
     queue: int
+    peer: int
 
 
 class TimedStep(NamedTuple):
@@ -69,15 +79,36 @@ def last_end(
         shared_bytes_per_s: the rate of each link that ranks share. Messages pass it in the order in which their first
             bytes reach it.
     """
-    return _Run(programs, ways, chunk_bytes, segments, shared_bytes_per_s).end()
+    return ends_of([TimedOperation(programs, ways, chunk_bytes, segments)], shared_bytes_per_s)[0]
+
+
+class TimedOperation(NamedTuple):
+    """An operation that all ranks start at `start_s`; the other fields are the arguments of `last_end`."""
+
+    programs: Sequence[Sequence[TimedStep]]
+    ways: Sequence[Sequence[Way]]
+    chunk_bytes: float
+    segments: int
+    start_s: float = 0.0
+
+
+def ends_of(operations: Sequence[TimedOperation], shared_bytes_per_s: Sequence[float] = ()) -> list[float]:
+    """Return the time in seconds at which the last rank is done with each operation, while all are in flight.
+
+    Args:
+        operations: the operations of the same ranks, the oldest first.
+        shared_bytes_per_s: see `last_end`.
+    """
+    return _Run(operations, shared_bytes_per_s).ends()
 
 
 class _Lane:
-    """One of the lanes in which a rank runs segments."""
+    """One of the lanes in which a rank runs the segments of an operation."""
 
-    __slots__ = ("at", "segment")
+    __slots__ = ("at", "operation", "segment")
 
-    def __init__(self, segment: int) -> None:
+    def __init__(self, operation: int, segment: int) -> None:
+        self.operation = operation
         self.segment = segment
         self.at = 0
 
@@ -85,18 +116,76 @@ class _Lane:
 class _Rank:
     """One rank's clock, ports and lanes."""
 
-    __slots__ = ("arrived", "in_free", "in_handled", "lanes", "now", "out_free", "out_handled", "steps", "uplink_free")
+    __slots__ = (
+        "arrived",
+        "has_ended_segment",
+        "in_free",
+        "in_handled",
+        "lanes",
+        "now",
+        "out_free",
+        "out_handled",
+        "queues",
+        "uplink_free",
+    )
 
-    def __init__(self, steps: Sequence[TimedStep], ports: int, lanes: int, segments: int) -> None:
-        self.steps = steps
+    def __init__(self, ports: int, segments: Sequence[int]) -> None:
         self.now = 0.0
         # For each port: when its wire is free, and when it has handled its last message.
         self.out_free, self.out_handled = [0.0] * ports, [0.0] * ports
         self.in_free, self.in_handled = [0.0] * ports, [0.0] * ports
         self.uplink_free = 0.0
-        self.lanes = [_Lane(segment) for segment in range(lanes)]
-        # For each segment and queue: when its messages arrived.
-        self.arrived: list[dict[int, deque[float]]] = [{} for _ in range(segments)]
+        self.has_ended_segment = False  # in the present call
+        self.lanes: list[_Lane] = []  # of the operations that have started, the oldest operation and segment first
+        # For each operation, segment and queue: when its messages arrived.
+        self.arrived: list[list[dict[int, deque[float]]]] = [[{} for _ in range(count)] for count in segments]
+        self.queues = [_Queue() for _ in range(ports)]
+
+
+class _Queue:
+    """The messages of a port that wait for its wire, while several operations are in flight.
+
+    `queued` are the messages that connections have queued, in order. `held` are further ones by receiver, which wait
+    until less is queued. `queued_bytes` counts the messages to each receiver that are queued or on the wire.
+    """
+
+    __slots__ = ("held", "is_awaited", "on_wire", "queued", "queued_bytes")
+
+    def __init__(self) -> None:
+        self.on_wire: _Message | None = None
+        self.queued: deque[_Message] = deque()
+        self.held: dict[int, list[_Message]] = {}
+        self.queued_bytes: dict[int, float] = {}
+        self.is_awaited = False  # whether an event is scheduled for the time when the wire is free
+
+    def is_idle(self) -> bool:
+        """Return whether no message waits."""
+        return not self.queued and not self.held
+
+    def put(self, message: "_Message") -> None:
+        """Queue a message, or hold it if its connection has queued enough."""
+        if self.queued_bytes.get(message.peer, 0.0) < _MOST_QUEUED_BYTES:
+            self._queue(message)
+        else:
+            self.held.setdefault(message.peer, []).append(message)
+
+    def on_free(self) -> "_Message | None":
+        """Take the message off the wire, queue further ones to its receiver, and return the next message."""
+        sent, self.on_wire = self.on_wire, None
+        if sent is not None:
+            self.queued_bytes[sent.peer] -= sent.size_bytes
+            held = self.held.get(sent.peer, [])
+            while held and self.queued_bytes[sent.peer] < _MOST_QUEUED_BYTES:
+                oldest = min(held, key=_operation_of)
+                held.remove(oldest)
+                self._queue(oldest)
+            if not held:
+                self.held.pop(sent.peer, None)
+        return self.queued.popleft() if self.queued else None
+
+    def _queue(self, message: "_Message") -> None:
+        self.queued.append(message)
+        self.queued_bytes[message.peer] = self.queued_bytes.get(message.peer, 0.0) + message.size_bytes
 
 
 class _Message:
@@ -105,14 +194,28 @@ class _Message:
     `slowest_s` is its time on the slowest link that it has passed.
     """
 
-    __slots__ = ("axis", "first_s", "last_s", "left", "queue", "segment", "size_bytes", "slowest_s", "to")
+    __slots__ = (
+        "axis",
+        "first_s",
+        "last_s",
+        "left",
+        "operation",
+        "peer",
+        "queue",
+        "segment",
+        "size_bytes",
+        "slowest_s",
+        "to",
+    )
 
-    def __init__(self, to: int, segment: int, queue: int, axis: int, size_bytes: float) -> None:
+    def __init__(self, to: int, operation: int, segment: int, queue: int, axis: int, size_bytes: float) -> None:
         self.to = to
+        self.operation = operation
         self.segment = segment
         self.queue = queue
         self.axis = axis
         self.size_bytes = size_bytes
+        self.peer = to
         self.left: tuple[int, ...] = ()  # the shared links that it has not passed
         self.first_s = self.last_s = self.slowest_s = 0.0
 
@@ -136,48 +239,70 @@ class _Costs(NamedTuple):
         return cls(way.port, link.latency_s, link.overhead_s, *rates, way.leaves, way.enters)
 
 
+class _Start(NamedTuple):
+    """An event: a rank starts an operation."""
+
+    operation: int
+
+
+class _WireFree(NamedTuple):
+    """An event: the wire of a rank's port is free for the next of its waiting messages."""
+
+    port: int
+
+
 class _Run:
-    def __init__(
-        self,
-        programs: Sequence[Sequence[TimedStep]],
-        ways: Sequence[Sequence[Way]],
-        chunk_bytes: float,
-        segments: int,
-        shared_bytes_per_s: Sequence[float],
-    ) -> None:
-        ports = max((way.port for own in ways for way in own), default=0) + 1
-        self.lanes = min(segments, MOST_LANES)
-        self.segments = segments
-        self.ranks = [_Rank(steps, ports, self.lanes, segments) for steps in programs]
+    def __init__(self, operations: Sequence[TimedOperation], shared_bytes_per_s: Sequence[float]) -> None:
+        every_way = [own for each in operations for own in each.ways]
         # Ranks usually have the same ways, as the same objects.
-        known = {id(own): tuple(map(_Costs.of, own)) for own in {id(own): own for own in ways}.values()}
-        self.costs = [known[id(own)] for own in ways]
-        self.chunk_bytes = chunk_bytes
+        distinct = {id(own): own for own in every_way}
+        ports = max((way.port for own in distinct.values() for way in own), default=0) + 1
+        known = {each: tuple(map(_Costs.of, own)) for each, own in distinct.items()}
+        self.operations = operations
+        self.lanes = [min(each.segments, MOST_LANES) for each in operations]
+        ranks = max(len(each.programs) for each in operations)
+        self.ranks = [_Rank(ports, [each.segments for each in operations]) for _ in range(ranks)]
+        self.costs = [[known[id(own)] for own in each.ways] for each in operations]
+        self.is_alone = len(operations) == 1
         self.shared_bytes_per_s = shared_bytes_per_s
         self.shared_free = [0.0] * len(shared_bytes_per_s)
-        # (time, a number that keeps the order of equal times, rank, its message, or None if the rank continues)
-        self.events: list[tuple[float, int, int, _Message | None]] = []
+        self.ended = [each.start_s for each in operations]
+        # (time, the order of equal times, a number that keeps the order of the rest, rank, what happens; None: the rank
+        # continues)
+        self.events: list[tuple[float, int, int, int, _Message | _Start | _WireFree | None]] = []
         self.count = 0
 
-    def end(self) -> float:
-        for index in range(len(self.ranks)):
-            self._push(0.0, index, None)
+    def ends(self) -> list[float]:
+        for operation, each in enumerate(self.operations):
+            for index in range(len(each.programs)):
+                self._push(each.start_s, index, _Start(operation))
         while self.events:
-            time, _, index, message = heappop(self.events)
+            time, _, _, index, what = heappop(self.events)
             rank = self.ranks[index]
-            if message is not None:
-                if message.left:
-                    self._pass_shared(message)
+            if isinstance(what, _Message):
+                if what.left:
+                    self._pass_shared(what)
                 else:
-                    self._deliver(time, message)
-            elif time >= rank.now:
+                    self._deliver(time, what)
+                continue
+            if isinstance(what, _WireFree):
+                self._send_next(index, what.port)
+                continue
+            if what is not None:
+                rank.lanes += [_Lane(what.operation, segment) for segment in range(self.lanes[what.operation])]
+                rank.lanes.sort(key=_age_of)
+            if time >= rank.now:
                 rank.now = time
                 self._work(index)
-        return max(rank.now for rank in self.ranks)
+        # The representative of ranks that cut their parts differently may wait for messages that never come.
+        return [max(rank.now for rank in self.ranks)] if self.is_alone else self.ended
 
-    def _push(self, time: float, rank: int, message: _Message | None) -> None:
+    def _push(self, time: float, rank: int, what: _Message | _Start | _WireFree | None) -> None:
         self.count += 1
-        heappush(self.events, (time, self.count, rank, message))
+        # The messages of several operations reach a port in the same order at all ranks, whose events are in turn.
+        last = 0 if self.is_alone else len(self.operations)
+        order = what.operation if isinstance(what, _Message) else last
+        heappush(self.events, (time, order, self.count, rank, what))
 
     def _pass_shared(self, message: _Message) -> None:
         """Pass a message through the next links that it shares with other messages, at the time of its first byte.
@@ -199,62 +324,107 @@ class _Run:
     def _deliver(self, time: float, message: _Message) -> None:
         """Pass a message through the receiver's port, and schedule the receiver's next event after it."""
         index = message.to
-        rank, way = self.ranks[index], self.costs[index][message.axis]
+        rank, way = self.ranks[index], self.costs[message.operation][index][message.axis]
         port = way.port
         begun = max(rank.in_free[port], message.first_s)
         through = max(time, begun + message.size_bytes / way.bytes_per_s)
         rank.in_free[port] = through
         there = max(through, rank.in_handled[port] + way.overhead_s)
         rank.in_handled[port] = there
-        rank.arrived[message.segment].setdefault(message.queue, deque()).append(there)
+        rank.arrived[message.operation][message.segment].setdefault(message.queue, deque()).append(there)
         self._push(max(there, rank.now), index, None)
 
     def _work(self, index: int) -> None:
         """Run all steps that a rank can run now. After a step that takes time, schedule the rest for its end."""
-        rank, ways = self.ranks[index], self.costs[index]
-        steps, ended = rank.steps, False
+        rank = self.ranks[index]
         for lane in rank.lanes:
-            while lane.segment < self.segments:
-                if lane.at == len(steps):
-                    lane.segment += self.lanes
-                    lane.at = 0
-                    ended = True
-                    continue
-                step = steps[lane.at]
-                if step.takes and not _take(rank.arrived[lane.segment], step.takes, rank.now):
-                    break
-                lane.at += 1
-                if step.axis >= 0:
-                    rank.now += step.chunks * self.chunk_bytes / ways[step.axis].reduce_bytes_per_s
-                if step.sends:
-                    self._send(rank, ways, lane.segment, step)
-                if step.axis >= 0:
-                    self._push(rank.now, index, None)
-                    if ended:
-                        rank.lanes.sort(key=_segment_of)
-                    return
-        if ended:
-            rank.lanes.sort(key=_segment_of)
+            if self._run_lane(index, lane):
+                self._push(rank.now, index, None)
+                break
+        if rank.has_ended_segment:
+            rank.has_ended_segment = False
+            self._sort_lanes(rank)
 
-    def _send(self, rank: _Rank, ways: Sequence[_Costs], segment: int, step: TimedStep) -> None:
-        size_bytes = step.chunks * self.chunk_bytes * step.carried
-        for axis, to, queue in step.sends:
-            port, latency_s, overhead_s, bytes_per_s, _, uplink_bytes_per_s, leaves, _ = ways[axis]
-            handled = max(rank.now, rank.out_handled[port]) + overhead_s
-            rank.out_handled[port] = handled
-            start = max(handled, rank.out_free[port])
-            wire_s = size_bytes / bytes_per_s
-            end = start + wire_s
-            rank.out_free[port] = end
-            if uplink_bytes_per_s is not None:
-                rank.uplink_free = max(start, rank.uplink_free) + size_bytes / uplink_bytes_per_s
-                end = max(end, rank.uplink_free)
+    def _run_lane(self, index: int, lane: _Lane) -> bool:
+        """Run the steps of a lane that a rank can run now; return whether the last of them takes time."""
+        rank, operation = self.ranks[index], lane.operation
+        whole, ways, arrived = self.operations[operation], self.costs[operation][index], rank.arrived[operation]
+        steps = whole.programs[index]
+        while lane.segment < whole.segments:
+            if lane.at == len(steps):
+                lane.segment += self.lanes[operation]
+                lane.at = 0
+                rank.has_ended_segment = True
+                continue
+            step = steps[lane.at]
+            if step.takes and not _take(arrived[lane.segment], step.takes, rank.now):
+                break
+            lane.at += 1
+            if step.axis >= 0:
+                rank.now += step.chunks * whole.chunk_bytes / ways[step.axis].reduce_bytes_per_s
+            if lane.at == len(steps) and rank.now > self.ended[operation]:
+                self.ended[operation] = rank.now
+            if step.sends:
+                self._send(index, lane, step)
+            if step.axis >= 0:
+                return True
+        return False
+
+    def _sort_lanes(self, rank: _Rank) -> None:
+        rank.lanes = [lane for lane in rank.lanes if lane.segment < self.operations[lane.operation].segments]
+        rank.lanes.sort(key=_age_of)
+
+    def _send(self, index: int, lane: _Lane, step: TimedStep) -> None:
+        rank, operation = self.ranks[index], lane.operation
+        size_bytes = step.chunks * self.operations[operation].chunk_bytes * step.carried
+        costs = self.costs[operation]
+        for axis, to, at_receiver, peer in step.sends:
+            way = costs[index][axis]
+            handled = max(rank.now, rank.out_handled[way.port]) + way.overhead_s
+            rank.out_handled[way.port] = handled
+            message = _Message(to, operation, lane.segment, at_receiver, axis, size_bytes)
             # The latency is that of the whole way. It comes before the shared links, so that messages queue for a
             # receiver's link in the order in which they reach it.
-            message = _Message(to, segment, queue, axis, size_bytes)
-            message.first_s, message.last_s, message.slowest_s = start + latency_s, end + latency_s, wire_s
-            message.left = leaves + self.costs[to][axis].enters
-            self._push(message.first_s if message.left else message.last_s, to, message)
+            message.left = way.leaves + costs[to][axis].enters
+            free = rank.out_free[way.port]
+            if self.is_alone:
+                self._leave(rank, way, message, max(handled, free))
+                continue
+            message.first_s, message.peer = handled, peer
+            queue = rank.queues[way.port]
+            was_idle = queue.is_idle()
+            queue.put(message)
+            if was_idle and free <= handled:
+                self._send_next(index, way.port)
+            elif not queue.is_awaited:
+                queue.is_awaited = True
+                self._push(free, index, _WireFree(way.port))
+
+    def _send_next(self, index: int, port: int) -> None:
+        """Put the next message of a port on its wire, which is free."""
+        rank = self.ranks[index]
+        queue = rank.queues[port]
+        queue.is_awaited = False
+        message = queue.on_free()
+        if message is None:
+            return
+        way = self.costs[message.operation][index][message.axis]
+        queue.on_wire = message
+        self._leave(rank, way, message, max(rank.out_free[port], message.first_s))
+        if not queue.is_idle():
+            queue.is_awaited = True
+            self._push(rank.out_free[port], index, _WireFree(port))
+
+    def _leave(self, rank: _Rank, way: _Costs, message: _Message, start: float) -> None:
+        """Put a message on the wire of its port at `start`."""
+        wire_s = message.size_bytes / way.bytes_per_s
+        end = start + wire_s
+        rank.out_free[way.port] = end
+        if way.uplink_bytes_per_s is not None:
+            rank.uplink_free = max(start, rank.uplink_free) + message.size_bytes / way.uplink_bytes_per_s
+            end = max(end, rank.uplink_free)
+        message.first_s, message.last_s, message.slowest_s = start + way.latency_s, end + way.latency_s, wire_s
+        self._push(message.first_s if message.left else message.last_s, message.to, message)
 
 
 def _take(arrived: dict[int, deque[float]], queues: tuple[int, ...], now: float) -> bool:
@@ -268,5 +438,9 @@ def _take(arrived: dict[int, deque[float]], queues: tuple[int, ...], now: float)
     return True
 
 
-def _segment_of(lane: _Lane) -> int:
-    return lane.segment
+def _operation_of(message: _Message) -> int:
+    return message.operation
+
+
+def _age_of(lane: _Lane) -> tuple[int, int]:
+    return lane.operation, lane.segment

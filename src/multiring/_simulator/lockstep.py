@@ -143,7 +143,7 @@ class _Lockstep:
                 self.now = np.maximum(self.now, self.arrived[queue].popleft())
             if step.axis >= 0:
                 self.now = self.now + step.chunks * self.chunk_bytes * self.axes[step.axis].reduce_s_per_byte
-            for axis, _, queue in step.sends:
+            for axis, _, queue, _ in step.sends:
                 self._send(axis, queue, step.chunks * self.chunk_bytes * step.carried)
         return float(self.now.max())
 

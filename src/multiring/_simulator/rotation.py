@@ -43,7 +43,11 @@ def rotated_programs(schedule: Schedule) -> list[tuple[TimedStep, ...]]:
     for rank in range(schedule.ranks):
         own = [
             step._replace(
-                sends=tuple(StepMessage(axis, peers[axis, queue][rank], queue) for axis, _, queue in step.sends)
+                sends=tuple(
+                    StepMessage(axis, to, queue, to)
+                    for axis, _, queue, _ in step.sends
+                    for to in (peers[axis, queue][rank],)
+                )
             )
             if step.sends
             else step

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 
-from multiring._schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
+from multiring._schedule import Accumulation, Collective, Schedule, Way, Wire, least, names_of, price
 from multiring._topology import Topology, grid_of
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner.candidates import candidates, segments_of, wires_of
@@ -137,12 +137,48 @@ def _offers(task: Task, topology: Topology) -> tuple[tuple[Schedule, ...], tuple
 def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> Plan:
     ways = ways_of(schedule, topology)
     seconds = price(schedule, task.size_bytes, ways, _count(task, segment_bytes))
+    seconds += _before_moves_s(task, topology, schedule, segment_bytes)
+    return Plan(schedule, engine_of(topology), seconds, segment_bytes)
+
+
+def _before_moves_s(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> float:
+    """Return the part of a plan's predicted time that passes before its moves: agreement, and cutting the buffer."""
+    seconds = 0.0
     is_noted = schedule.algorithm == "exchange" and not schedule.frame.joined
     if not is_noted or task.size_bytes > NOTES_BYTES or segment_bytes is not None:
         seconds += _agreement_s(topology)
     if _count(task, segment_bytes) > 1 and len(topology.hosts) > 1:
         seconds += _CUT_MESSAGES * topology.rails[0].overhead_s
-    return Plan(schedule, engine_of(topology), seconds, segment_bytes)
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedOperation:
+    """The cheapest plan of a task as it runs beside other operations.
+
+    The moves start `before_moves_s` after the operation does. `seconds` is the predicted time if nothing else is in
+    flight. The other fields are the arguments of `price`.
+    """
+
+    schedule: Schedule
+    size_bytes: int
+    ways: tuple[Way, ...]
+    segments: int
+    before_moves_s: float
+    seconds: float
+
+
+def planned_operation(task: Task, topology: Topology) -> PlannedOperation:
+    """Return the cheapest plan for `task`, with what is needed to time it beside other operations."""
+    plan = cheapest(task, topology)
+    return PlannedOperation(
+        schedule=plan.schedule,
+        size_bytes=task.size_bytes,
+        ways=ways_of(plan.schedule, topology),
+        segments=_count(task, plan.segment_bytes),
+        before_moves_s=_before_moves_s(task, topology, plan.schedule, plan.segment_bytes),
+        seconds=plan.predicted_seconds,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from multiring._schedule import Collective, Wire
 from multiring._topology import Link, Topology, grid_of
 from multiring.planner.parallelism.axes import Axis, Parallelism
-from multiring.planner.plan import Task, cheapest
+from multiring.planner.plan import PlannedOperation, Task, planned_operation
 
 _ROUND_BYTES = 64  # sizes are rounded up to multiples of this, so that similar sizes are priced once
 
@@ -25,6 +25,7 @@ class Prices:
         self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
         # A lookup by topology takes longer the more ranks there are, so each mix keeps its own prices as well.
         self._known: dict[tuple[Axis, Collective, int, Wire], float] = {}
+        self._operations: dict[tuple[Axis, Collective, int, Wire], PlannedOperation | None] = {}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float, wire: Wire = Wire.NONE) -> float:
         """Return the seconds of one collective along `axis`.
@@ -35,6 +36,26 @@ class Prices:
         if key not in self._known:
             self._known[key] = max(_collective_s(line, *key[1:]) for line in self._lines[axis])
         return self._each_s + self._known[key]
+
+    def operation(
+        self, axis: Axis, collective: Collective, size_bytes: float, wire: Wire = Wire.NONE
+    ) -> PlannedOperation | None:
+        """Return the operation that `collective_s` prices; None if it takes no time.
+
+        `each_s` passes before the operation's moves.
+        """
+        key = axis, collective, -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES, wire
+        if key not in self._operations:
+            self._operations[key] = self._slowest(*key)
+        return self._operations[key]
+
+    def _slowest(self, axis: Axis, collective: Collective, size_bytes: int, wire: Wire) -> PlannedOperation | None:
+        found = [_operation(line, collective, size_bytes, wire) for line in self._lines[axis] if line.ranks > 1]
+        if not found:
+            return None
+        slowest = max(found, key=lambda each: each.seconds)
+        before_s, seconds = slowest.before_moves_s + self._each_s, slowest.seconds + self._each_s
+        return replace(slowest, before_moves_s=before_s, seconds=seconds)
 
     def message_s(self, axis: Axis, size_bytes: float) -> float:
         """Return the seconds of a message from one rank of `axis` to the next."""
@@ -47,11 +68,13 @@ def prices_of(parallelism: Parallelism, topology: Topology, each_s: float = 0.0)
     return Prices(parallelism, topology, each_s)
 
 
-@lru_cache(maxsize=4096)
 def _collective_s(line: Topology, collective: Collective, size_bytes: int, wire: Wire) -> float:
-    if line.ranks == 1:
-        return 0.0
-    return cheapest(Task(collective=collective, size_bytes=size_bytes, wire=wire), line).predicted_seconds
+    return 0.0 if line.ranks == 1 else _operation(line, collective, size_bytes, wire).seconds
+
+
+@lru_cache(maxsize=4096)
+def _operation(line: Topology, collective: Collective, size_bytes: int, wire: Wire) -> PlannedOperation:
+    return planned_operation(Task(collective=collective, size_bytes=size_bytes, wire=wire), line)
 
 
 def _message_s(line: Topology, size_bytes: float) -> float:

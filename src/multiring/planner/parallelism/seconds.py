@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from multiring._schedule import Collective
 from multiring._topology import Topology
 from multiring.planner.parallelism.axes import Axis, Parallelism
+from multiring.planner.parallelism.flights import ends_in_flight
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices, prices_of
@@ -32,7 +33,11 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketTime:
-    """When a bucket of gradients is complete and when its all-reduce starts and ends, in seconds of backward."""
+    """When the all-reduce of a bucket of gradients starts and ends, in seconds of backward.
+
+    It starts at `ready_s`, when the bucket is complete. From `start_s` on, no earlier bucket is in flight beside it, so
+    the sum of `end_s` - `start_s` is the time in which any bucket is in flight.
+    """
 
     size_bytes: int
     ready_s: float
@@ -50,7 +55,7 @@ def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -
 
 
 def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """Forecast data parallelism: a bucket is reduced as soon as it is complete, while backward continues."""
+    """Forecast data parallelism: a bucket's reduction starts once it is complete, while backward continues."""
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     buckets = _bucket_times(parallelism, profile, prices)
     late = max((each.end_s for each in buckets), default=0.0) - compute.backward_s
@@ -63,7 +68,10 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
 
 
 def bucket_times(parallelism: Parallelism, profile: Profile, topology: Topology) -> list[BucketTime]:
-    """Return the buckets of a step under data parallelism, in the order of their reduction; none for one rank."""
+    """Return the buckets of a step under data parallelism, in the order of their start; none for one rank.
+
+    All buckets that are complete are in flight, as the reducers keep them; see `ends_in_flight`.
+    """
     return _bucket_times(parallelism, profile, prices_of(parallelism, topology, profile.overheads.collective_s))
 
 
@@ -71,13 +79,19 @@ def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) ->
     if parallelism.ranks == 1:
         return []
     backward_s = profile.compute_of(profile.batch / parallelism.data_ranks).backward_s
+    buckets = buckets_of(profile.units, profile.exchange)
+    operations = [
+        prices.operation(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
+        for _, size_bytes in buckets
+    ]
+    starts_s = [ready * backward_s for ready, _ in buckets]
+    ends = ends_in_flight([each for each in operations if each is not None], starts_s)
     over, found = 0.0, []
-    for ready, size_bytes in buckets_of(profile.units, profile.exchange):
-        copied_s = size_bytes * profile.overheads.copy_s_per_byte
-        reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
-        start = max(over, ready * backward_s)
-        over = start + reduced_s + copied_s
-        found.append(BucketTime(size_bytes=size_bytes, ready_s=ready * backward_s, start_s=start, end_s=over))
+    for (_, size_bytes), ready_s, end_s in zip(buckets, starts_s, ends, strict=True):
+        ended = end_s + size_bytes * profile.overheads.copy_s_per_byte
+        start_s = min(max(over, ready_s), ended)
+        found.append(BucketTime(size_bytes=size_bytes, ready_s=ready_s, start_s=start_s, end_s=ended))
+        over = max(over, ended)
     return found
 
 
