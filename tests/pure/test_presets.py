@@ -37,7 +37,8 @@ def test_a_preset_states_a_cluster_with_sources(name: str) -> None:
 
 
 def test_presets_have_the_sizes_of_their_sources() -> None:
-    sizes = {"ddl": (64, 4), "fair": (32, 8), "horovod": (128, 4), "pfn": (128, 8), "summit": (4560, 6), "p5": (128, 8)}
+    sizes = {"ddl": (64, 4), "fair": (32, 8), "horovod": (128, 4), "pfn": (128, 8), "summit": (4560, 6)}
+    sizes |= {"p4d": (128, 8), "p5": (128, 8), "p5e": (128, 8), "superpod": (127, 8)}
     assert {name: _size(preset(name).topology) for name in preset_names()} == sizes
 
 
