@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from multiring._cli import main
-from multiring._simulator.grades import Grade, grade_of
+from multiring._simulator.grades import Grade, grade_of, ratios_of
+from multiring._simulator.intervals import PUBLISHED_RUNS, measured_ratios, step_interval
 from multiring._simulator.layers import units_of
 from multiring._simulator.published import PublishedRow, published_rows, rows_of
 from multiring._simulator.step import part_of, profile_of, step_of
@@ -256,3 +257,13 @@ def test_the_published_rows_have_sources_and_fifty_count() -> None:
     assert len(rows) == 56
     assert sum(not row.uncounted for row in rows) == 50
     assert all(row.uncounted.startswith("fitted: ") for row in rows if row.uncounted)
+
+
+def test_the_interval_is_that_of_the_committed_runs() -> None:
+    rows = published_rows(str(RUNS))
+    counted = [row for row in rows if not row.uncounted]
+    assert len(counted) == PUBLISHED_RUNS
+    assert step_interval(1.0, 8) == pytest.approx(measured_ratios(rows), abs=1e-3)
+    low, high = measured_ratios(rows)
+    assert sum(low <= ratio <= high for ratio in ratios_of(rows)) >= 0.88 * len(counted)
+    assert step_interval(1.0, 1) is None

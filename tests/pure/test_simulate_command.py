@@ -55,6 +55,7 @@ def test_steps_are_printed_and_described(capsys: pytest.CaptureFixture[str]) -> 
         (["--model", "deeplab"], "no model 'deeplab': want one of resnet101, resnet152, resnet50, vgg16"),
         (["--topology", "sumit"], "no topology 'sumit': want a file, or one of ddl"),
         (["--ranks", "many"], "--ranks many: want numbers of ranks"),
+        (["--ranks", "8,0"], "--ranks 8,0: want numbers of ranks"),
         (["--ranks", "513"], "513 ranks of a cluster of 512: want 1 to 512"),
         (["--ranks", "2", "--sweep", "ranks=2"], "--sweep ranks= and --ranks both say the same"),
         (["--sweep", "speed=2"], "--sweep speed=2: want NAME=V1,V2,... with a NAME of ranks, batch, wire"),

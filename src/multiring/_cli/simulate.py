@@ -12,8 +12,9 @@ recorded by `multiring run --timeline`.
 
 With --published FILE, the command predicts published runs instead, and grades its predictions.
 
-For each number of ranks the command prints the time of a step, the samples a second, the efficiency compared with one
-rank alone, the time of all communication, the part of it that backward does not hide, and what bounds the step.
+For each number of ranks the command prints the time of a step and its 90 % interval, the samples a second, the
+efficiency compared with one rank alone, the time of all communication, the part of it that backward does not hide, and
+what bounds the step.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from multiring._simulator.presets import Preset, preset_names
 from multiring._simulator.step import SimulatedStep, part_of, step_of
 from multiring.errors import ArgumentError
 
-_HEAD = ("ranks", "hosts", "step ms", "samples/s", "efficiency", "communication ms", "exposed ms", "bound by")
+_HEAD = ("ranks", "hosts", "step ms", "90 %", "samples/s", "efficiency", "communication ms", "exposed ms", "bound by")
 _ALL = (
     "--topology",
     "--model",
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(json.dumps(_described(arguments.topology, subject, known, steps), indent=1))
         return 0
     show(f"{topology if known is None else known.title}: {subject.title}")
-    show_table([_HEAD, *map(_cells, steps)])
+    show_table([_HEAD, *(_cells(step, subject.interval(step)) for step in steps)])
     for remark in subject.remarks:
         show(remark)
     if known is not None and known.usd_per_host_hour is not None:
@@ -119,11 +120,12 @@ def _refuse(arguments: argparse.Namespace, options: Sequence[str], beside: str, 
             raise ArgumentError(f"{beside} and {option}: {why}; leave out {option}")
 
 
-def _cells(step: SimulatedStep) -> tuple[str, ...]:
+def _cells(step: SimulatedStep, interval: tuple[float, float] | None) -> tuple[str, ...]:
     return (
         f"{step.ranks}",
         f"{step.hosts}",
         f"{step.seconds.total * 1e3:.4g}",
+        interval_cell(interval),
         f"{step.samples_per_s:,.0f}",
         f"{step.efficiency:.1%}",
         f"{step.communication_s * 1e3:.4g}",
@@ -141,16 +143,22 @@ def _described(
         "batch_per_rank": subject.batch_per_rank,
         **subject.described,
         "sources_of_topology": {} if known is None else dict(known.sources),
-        "steps": [described_step(step) for step in steps],
+        "steps": [described_step(step, subject.interval(step)) for step in steps],
     }
 
 
-def described_step(step: SimulatedStep) -> dict[str, object]:
+def interval_cell(interval: tuple[float, float] | None) -> str:
+    """Return an interval in milliseconds for a table."""
+    return "-" if interval is None else f"{interval[0] * 1e3:.4g}-{interval[1] * 1e3:.4g}"
+
+
+def described_step(step: SimulatedStep, interval: tuple[float, float] | None) -> dict[str, object]:
     """Return a step for JSON: times in seconds."""
     return {
         "ranks": step.ranks,
         "hosts": step.hosts,
         "step_s": step.seconds.total,
+        "step_90_s": interval,
         "compute_s": step.seconds.compute,
         "exposed_s": step.seconds.exchange,
         "update_s": step.seconds.update,

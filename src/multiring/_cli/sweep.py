@@ -123,7 +123,7 @@ def rank_counts(words: str | None, topology: Topology, option: str) -> list[int]
     if words == "powers":
         return [*(1 << bits for bits in range((topology.ranks - 1).bit_length())), topology.ranks]
     found = words.split(",")
-    if not all(word.isascii() and word.isdigit() for word in found):
+    if not all(word.isascii() and word.isdigit() and int(word) for word in found):
         raise ArgumentError(f"{option}{words}: want numbers of ranks, like 6,384,27360, or powers")
     return _distinct([int(word) for word in found], f"{option}{words}")
 
@@ -262,11 +262,13 @@ def _described(
         **subject.described,
         "sources_of_topology": {} if known is None else dict(known.sources),
         "best": best,
-        "points": [_described_point(each, is_relative=is_relative) for each in found],
+        "points": [
+            _described_point(each, subject.interval(each.point.step), is_relative=is_relative) for each in found
+        ],
     }
 
 
-def _described_point(each: _Costed, *, is_relative: bool) -> dict[str, Any]:
+def _described_point(each: _Costed, interval: tuple[float, float] | None, *, is_relative: bool) -> dict[str, Any]:
     point, step = each.point, each.point.step
     return {
         "ranks": step.ranks,
@@ -277,6 +279,7 @@ def _described_point(each: _Costed, *, is_relative: bool) -> dict[str, Any]:
         "bucket_bytes": point.exchange.bucket_bytes,
         "nic_bytes_per_s": point.nic_bytes_per_s,
         "step_s": step.seconds.total,
+        "step_90_s": interval,
         "compute_s": step.seconds.compute,
         "exposed_s": step.seconds.exchange,
         "communication_s": step.communication_s,

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from multiring._schedule.queues import PortQueue, TimedMessage
 from multiring._topology import Link
 
 MOST_LANES = 16  # the native executor runs at most this many lanes at once
-# A connection queues no further message once it has this many bytes that are not on the wire: TCP_NOTSENT_LOWAT of the
-# native core's rails, and two frames of their own.
-_MOST_QUEUED_BYTES = (512 + 2 * 128) << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,85 +137,7 @@ class _Rank:
         self.lanes: list[_Lane] = []  # of the operations that have started, the oldest operation and segment first
         # For each operation, segment and queue: when its messages arrived.
         self.arrived: list[list[dict[int, deque[float]]]] = [[{} for _ in range(count)] for count in segments]
-        self.queues = [_Queue() for _ in range(ports)]
-
-
-class _Queue:
-    """The messages of a port that wait for its wire, while several operations are in flight.
-
-    `queued` are the messages that connections have queued, in order. `held` are further ones by receiver, which wait
-    until less is queued. `queued_bytes` counts the messages to each receiver that are queued or on the wire.
-    """
-
-    __slots__ = ("held", "is_awaited", "on_wire", "queued", "queued_bytes")
-
-    def __init__(self) -> None:
-        self.on_wire: _Message | None = None
-        self.queued: deque[_Message] = deque()
-        self.held: dict[int, list[_Message]] = {}
-        self.queued_bytes: dict[int, float] = {}
-        self.is_awaited = False  # whether an event is scheduled for the time when the wire is free
-
-    def is_idle(self) -> bool:
-        """Return whether no message waits."""
-        return not self.queued and not self.held
-
-    def put(self, message: "_Message") -> None:
-        """Queue a message, or hold it if its connection has queued enough."""
-        if self.queued_bytes.get(message.peer, 0.0) < _MOST_QUEUED_BYTES:
-            self._queue(message)
-        else:
-            self.held.setdefault(message.peer, []).append(message)
-
-    def on_free(self) -> "_Message | None":
-        """Take the message off the wire, queue further ones to its receiver, and return the next message."""
-        sent, self.on_wire = self.on_wire, None
-        if sent is not None:
-            self.queued_bytes[sent.peer] -= sent.size_bytes
-            held = self.held.get(sent.peer, [])
-            while held and self.queued_bytes[sent.peer] < _MOST_QUEUED_BYTES:
-                oldest = min(held, key=_operation_of)
-                held.remove(oldest)
-                self._queue(oldest)
-            if not held:
-                self.held.pop(sent.peer, None)
-        return self.queued.popleft() if self.queued else None
-
-    def _queue(self, message: "_Message") -> None:
-        self.queued.append(message)
-        self.queued_bytes[message.peer] = self.queued_bytes.get(message.peer, 0.0) + message.size_bytes
-
-
-class _Message:
-    """A message under way: when its first and its last byte are, or will be, where it is.
-
-    `slowest_s` is its time on the slowest link that it has passed.
-    """
-
-    __slots__ = (
-        "axis",
-        "first_s",
-        "last_s",
-        "left",
-        "operation",
-        "peer",
-        "queue",
-        "segment",
-        "size_bytes",
-        "slowest_s",
-        "to",
-    )
-
-    def __init__(self, to: int, operation: int, segment: int, queue: int, axis: int, size_bytes: float) -> None:
-        self.to = to
-        self.operation = operation
-        self.segment = segment
-        self.queue = queue
-        self.axis = axis
-        self.size_bytes = size_bytes
-        self.peer = to
-        self.left: tuple[int, ...] = ()  # the shared links that it has not passed
-        self.first_s = self.last_s = self.slowest_s = 0.0
+        self.queues = [PortQueue() for _ in range(ports)]
 
 
 class _Costs(NamedTuple):
@@ -269,7 +189,7 @@ class _Run:
         self.ended = [each.start_s for each in operations]
         # (time, the order of equal times, a number that keeps the order of the rest, rank, what happens; None: the rank
         # continues)
-        self.events: list[tuple[float, int, int, int, _Message | _Start | _WireFree | None]] = []
+        self.events: list[tuple[float, int, int, int, TimedMessage | _Start | _WireFree | None]] = []
         self.count = 0
 
     def ends(self) -> list[float]:
@@ -279,7 +199,7 @@ class _Run:
         while self.events:
             time, _, _, index, what = heappop(self.events)
             rank = self.ranks[index]
-            if isinstance(what, _Message):
+            if isinstance(what, TimedMessage):
                 if what.left:
                     self._pass_shared(what)
                 else:
@@ -297,14 +217,14 @@ class _Run:
         # The representative of ranks that cut their parts differently may wait for messages that never come.
         return [max(rank.now for rank in self.ranks)] if self.is_alone else self.ended
 
-    def _push(self, time: float, rank: int, what: _Message | _Start | _WireFree | None) -> None:
+    def _push(self, time: float, rank: int, what: TimedMessage | _Start | _WireFree | None) -> None:
         self.count += 1
         # The messages of several operations reach a port in the same order at all ranks, whose events are in turn.
         last = 0 if self.is_alone else len(self.operations)
-        order = what.operation if isinstance(what, _Message) else last
+        order = what.operation if isinstance(what, TimedMessage) else last
         heappush(self.events, (time, order, self.count, rank, what))
 
-    def _pass_shared(self, message: _Message) -> None:
+    def _pass_shared(self, message: TimedMessage) -> None:
         """Pass a message through the next links that it shares with other messages, at the time of its first byte.
 
         A link is busy for the message's bytes at its own rate, so that several slower wires together can fill it. It
@@ -321,7 +241,7 @@ class _Run:
             message.first_s = message.last_s - message.slowest_s
         self._push(message.first_s if message.left else message.last_s, message.to, message)
 
-    def _deliver(self, time: float, message: _Message) -> None:
+    def _deliver(self, time: float, message: TimedMessage) -> None:
         """Pass a message through the receiver's port, and schedule the receiver's next event after it."""
         index = message.to
         rank, way = self.ranks[index], self.costs[message.operation][index][message.axis]
@@ -382,7 +302,7 @@ class _Run:
             way = costs[index][axis]
             handled = max(rank.now, rank.out_handled[way.port]) + way.overhead_s
             rank.out_handled[way.port] = handled
-            message = _Message(to, operation, lane.segment, at_receiver, axis, size_bytes)
+            message = TimedMessage(to, operation, lane.segment, at_receiver, axis, size_bytes)
             # The latency is that of the whole way. It comes before the shared links, so that messages queue for a
             # receiver's link in the order in which they reach it.
             message.left = way.leaves + costs[to][axis].enters
@@ -415,7 +335,7 @@ class _Run:
             queue.is_awaited = True
             self._push(rank.out_free[port], index, _WireFree(port))
 
-    def _leave(self, rank: _Rank, way: _Costs, message: _Message, start: float) -> None:
+    def _leave(self, rank: _Rank, way: _Costs, message: TimedMessage, start: float) -> None:
         """Put a message on the wire of its port at `start`."""
         wire_s = message.size_bytes / way.bytes_per_s
         end = start + wire_s
@@ -436,10 +356,6 @@ def _take(arrived: dict[int, deque[float]], queues: tuple[int, ...], now: float)
     for queue in queues:
         arrived[queue].popleft()
     return True
-
-
-def _operation_of(message: _Message) -> int:
-    return message.operation
 
 
 def _age_of(lane: _Lane) -> tuple[int, int]:

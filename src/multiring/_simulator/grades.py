@@ -124,6 +124,15 @@ def grade_of(rows: Sequence[PublishedRow]) -> Grade:
     )
 
 
+def ratios_of(rows: Sequence[PublishedRow]) -> list[float]:
+    """Return the measured step divided by the step that stated rates predict, for each row that counts.
+
+    The middle of a published range counts as measured.
+    """
+    stated = ScalingConstants(1.0, 1.0, 0.0)
+    return [_Costs(row).prediction(stated) / ((row.low + row.high) / 2) for row in rows if not row.uncounted]
+
+
 class _Costs:
     """What a row's step costs in parts of its compute, for each part of their rates that links reach."""
 
