@@ -8,7 +8,7 @@ import pytest
 
 from multiring._cli import horovodrun, main
 from multiring._cli import run as run_command
-from multiring._launch import HostsLauncher, JobOptions
+from multiring._launch import DiscoveryOptions, HostsLauncher, JobOptions
 
 Call = tuple[list[str], int | None, str | None, JobOptions]
 # Options of horovodrun 0.28.1, extracted by ast from horovod/runner/launch.py of its source distribution.
@@ -134,13 +134,17 @@ def test_what_has_no_effect_is_said(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--min-np 1", "--min-np 1, -np 2: the number of ranks is fixed; leave the option out"),
-        ("--max-num-proc 4", "--max-np 4, -np 2: the number of ranks is fixed"),
-        ("--host-discovery-script d.sh", "--host-discovery-script: the number of ranks is fixed"),
-        ("--slots-per-host 2", "--slots-per-host: the number of ranks is fixed"),
-        ("--reset-limit 2", "--reset-limit: the number"),
-        ("--blacklist-cooldown-range 1 2", "--blacklist-cooldown-range: the number"),
-        ("--elastic-timeout 9", "--elastic-timeout: the number"),
+        ("--min-np 3", "--min-np 3, -np 2: want 1 to 2"),
+        ("--min-np 0", "--min-np 0, -np 2: want 1 to 2"),
+        ("--max-num-proc 1", "--max-np 1, -np 2: want at least 2"),
+        ("--slots-per-host 2", "--slots-per-host: want --min-np K below -np 2, or --host-discovery-script, too"),
+        ("--reset-limit 2", "--reset-limit: want --min-np K"),
+        ("--blacklist-cooldown-range 1 2", "--blacklist-cooldown-range: want --min-np K"),
+        ("--elastic-timeout 9", "--elastic-timeout: want --min-np K"),
+        ("--min-np 1 --elastic-timeout 9", "--elastic-timeout: want --host-discovery-script, too"),
+        ("--min-np 1 --blacklist-cooldown-range 2 1", "--blacklist-cooldown-range 2 1: want two times in seconds"),
+        ("--host-discovery-script d.sh --slots-per-host 0", "--slots-per-host 0: want 1 or more"),
+        ("--host-discovery-script d.sh -H a:2", "--host-discovery-script names the hosts; leave out -H and -hostfile"),
         ("--jsrun", "let jsrun start `python -m multiring.horovod script.py` itself"),
         ("-H a:1", "2 ranks, but a:1 has places for 1; want fewer ranks, or more hosts"),
     ],
@@ -157,6 +161,33 @@ def test_ranks_have_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["horovodrun", "true"])
     assert "how many ranks? say -np N" in capsys.readouterr().err
+
+
+def test_ranks_come_and_go(calls: list[Call]) -> None:
+    main(["horovodrun", "-np", "2", "--min-np", "1", "-H", "a:2,b:2", "--reset-limit", "3", "true"])
+    main(["horovodrun", "-np", "2", "--max-np", "3", "-H", "a:2,b:2", "--blacklist-cooldown-range", "1", "9", "true"])
+    main(["horovodrun", "-np", "2", "--min-np", "1", "-H", "localhost:3", "true"])
+    found = [(ranks, hosts, options.min_ranks, options.max_ranks) for _, ranks, hosts, options in calls]
+    assert found == [(4, "a:2,b:2 by ssh", 1, 4), (3, "a:2,b:2 by ssh", 2, 3), (3, None, 1, 3)]
+    assert calls[0][3].reset_limit == 3
+    assert calls[1][3].cooldown_s == (1.0, 9.0)
+
+
+def test_a_script_names_the_hosts(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["horovodrun", "-np", "2", "--host-discovery-script", "d.sh"]
+    main([*words, "true"])
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "30")
+    main([*words, "--slots-per-host", "4", "--min-np", "1", "--max-np", "8", "true"])
+    main([*words, "--elastic-timeout", "7", "true"])
+    found = [(ranks, hosts, options.min_ranks, options.max_ranks) for _, ranks, hosts, options in calls]
+    assert found == [(None, "None by ssh", 2, 4096), (None, "None by ssh", 1, 8), (None, "None by ssh", 2, 4096)]
+    assert [options.discovery for *_, options in calls] == [
+        DiscoveryOptions(script="d.sh", slots=1, timeout_s=600.0, places=2),
+        DiscoveryOptions(script="d.sh", slots=4, timeout_s=30.0, places=2),
+        DiscoveryOptions(script="d.sh", slots=1, timeout_s=7.0, places=2),
+    ]
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "soon")
+    assert main([*words, "true"]) == 2
 
 
 def test_bounds_that_say_what_is_so_do_no_harm(calls: list[Call]) -> None:

@@ -9,14 +9,24 @@ import argparse
 import importlib.util
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from multiring._cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
 from multiring._cli.run import program_of, start
-from multiring._launch import HostsLauncher, JobOptions, horovod_without_effect, hosts_beyond_this, parse_hostfile
+from multiring._launch import (
+    DiscoveryOptions,
+    HostsLauncher,
+    JobOptions,
+    horovod_without_effect,
+    hosts_beyond_this,
+    parse_hostfile,
+    parse_hosts,
+)
 from multiring._launch.horovod import interface_variables, ssh_words
-from multiring._settings import environment_of
+from multiring._settings import environment_of, inherited_environment
 from multiring._version import VERSION
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.horovod.builds import ADAPTERS, extension_available
@@ -25,11 +35,10 @@ from multiring.trace import file_path
 
 _FRAMEWORKS = MappingProxyType({"tensorflow": "TensorFlow", "torch": "PyTorch", "mxnet": "MXNet"})
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-_FIXED = "the number of ranks is fixed; leave the option out, or start again with another -np"
-# The options for a varying number of ranks, which are refused.
+_MOST_RANKS = 4096  # with a script that names the hosts, and without --max-np
+# The options of elastic jobs that say nothing by themselves.
 _ELASTIC = MappingProxyType(
     {
-        "host_discovery_script": "--host-discovery-script",
         "slots": "--slots-per-host",
         "reset_limit": "--reset-limit",
         "cooldown_range": "--blacklist-cooldown-range",
@@ -99,14 +108,32 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
         default=None,
         help=_NO_EFFECT["prefix_output_with_timestamp"][1],
     )
-    changing = parser.add_argument_group("options for a varying number of ranks: refused, because the number is fixed")
-    changing.add_argument("--min-np", "--min-num-proc", type=int, dest="min_num_proc")
-    changing.add_argument("--max-np", "--max-num-proc", type=int, dest="max_num_proc")
-    changing.add_argument("--slots-per-host", type=int, dest="slots")
-    changing.add_argument("--elastic-timeout", type=int)
-    changing.add_argument("--reset-limit", type=int)
-    changing.add_argument("--blacklist-cooldown-range", type=int, nargs=2, dest="cooldown_range")
-    changing.add_argument("--host-discovery-script")
+    changing = parser.add_argument_group("options of elastic jobs, whose ranks come and go (docs/elastic.md)")
+    changing.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        type=int,
+        dest="min_num_proc",
+        metavar="K",
+        help="go on as long as K ranks are left",
+    )
+    changing.add_argument(
+        "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N", help="use places for up to N ranks"
+    )
+    changing.add_argument("--host-discovery-script", metavar="SCRIPT", help="use the hosts that SCRIPT prints")
+    changing.add_argument(
+        "--slots-per-host", type=int, dest="slots", help="places of a host that SCRIPT prints without"
+    )
+    changing.add_argument("--elastic-timeout", type=int, metavar="S", help="how long to wait for -np places (600)")
+    changing.add_argument("--reset-limit", type=int, metavar="N", help="replace N lost ranks at most (100)")
+    changing.add_argument(
+        "--blacklist-cooldown-range",
+        type=int,
+        nargs=2,
+        dest="cooldown_range",
+        metavar="S",
+        help="the first and the longest pause of a host that fails twice (10 300)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UnsupportedError(
             "--jsrun: let jsrun start `python -m multiring.horovod script.py` itself, with one rank per task"
         )
-    _refuse_elastic(arguments)
+    changing = _changing(arguments)
     variables = variables_of(arguments)
     said = horovod_without_effect(variables)
     said |= {option: why for name, (option, why) in _NO_EFFECT.items() if getattr(arguments, name) is not None}
@@ -141,9 +168,13 @@ def run(arguments: argparse.Namespace) -> int:
         variables=variables,
         mpiexec_words=_words_of(arguments.mpi_args or ""),
         ssh_words=ssh_words(arguments.ssh_port, arguments.ssh_identity_file),
+        **changing,
     )
+    if arguments.host_discovery_script is not None:
+        return start(program_of(arguments.program), None, None, options)
+    ranks = options.max_ranks or arguments.num_proc
     launcher = HostsLauncher.MPIEXEC if arguments.mpi or arguments.mpi_args else HostsLauncher.SSH
-    return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options, launcher)
+    return start(program_of(arguments.program), ranks, _hosts(arguments, ranks), options, launcher)
 
 
 def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -172,21 +203,75 @@ def _words_of(text: str) -> tuple[str, ...]:
         raise ArgumentError(f"--mpi-args {text!r}: {error}; want words quoted as for a shell") from None
 
 
-def _hosts(arguments: argparse.Namespace) -> str | None:
+def _spelt_hosts(arguments: argparse.Namespace) -> str:
+    hosts: str | None = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
+    return f"localhost:{arguments.num_proc}" if hosts is None else hosts
+
+
+def _hosts(arguments: argparse.Namespace, ranks: int) -> str | None:
     """Return the hosts, or None if this process starts the ranks itself."""
-    hosts = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
-    spelt: str = f"localhost:{arguments.num_proc}" if hosts is None else hosts
-    beyond = hosts_beyond_this(spelt, arguments.num_proc)
+    spelt = _spelt_hosts(arguments)
+    beyond = hosts_beyond_this(spelt, ranks)
     return spelt if arguments.mpi else beyond
 
 
-def _refuse_elastic(arguments: argparse.Namespace) -> None:
-    for option, bound in (("--min-np", arguments.min_num_proc), ("--max-np", arguments.max_num_proc)):
-        if bound not in (None, arguments.num_proc):
-            raise UnsupportedError(f"{option} {bound}, -np {arguments.num_proc}: {_FIXED}")
-    for name, option in _ELASTIC.items():
+def _changing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a job whose ranks come and go; nothing for a job with a fixed number of ranks.
+
+    Raises:
+        ArgumentError: a bound does not fit -np, or an option has no meaning in this job.
+    """
+    ranks, least, most = arguments.num_proc, arguments.min_num_proc, arguments.max_num_proc
+    has_script = arguments.host_discovery_script is not None
+    if least is not None and not 1 <= least <= ranks:
+        raise ArgumentError(f"--min-np {least}, -np {ranks}: want 1 to {ranks}")
+    if most is not None and most < ranks:
+        raise ArgumentError(f"--max-np {most}, -np {ranks}: want at least {ranks}")
+    if not has_script and least in (None, ranks) and most in (None, ranks):
+        _refuse(arguments, _ELASTIC, f"want --min-np K below -np {ranks}, or --host-discovery-script, too")
+        return {}
+    changing: dict[str, Any] = {"min_ranks": least or ranks}
+    if arguments.reset_limit is not None:
+        changing["reset_limit"] = arguments.reset_limit
+    if arguments.cooldown_range is not None:
+        changing["cooldown_s"] = tuple(map(float, arguments.cooldown_range))
+    if has_script:
+        return {**changing, "max_ranks": most or max(ranks, _MOST_RANKS), "discovery": _discovery(arguments)}
+    _refuse(arguments, ("slots", "elastic_timeout"), "want --host-discovery-script, too")
+    places = sum(count for _, count in parse_hosts(_spelt_hosts(arguments)))
+    return {**changing, "max_ranks": max(ranks, min(most or places, places))}
+
+
+def _refuse(arguments: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    for name in names:
         if getattr(arguments, name) is not None:
-            raise UnsupportedError(f"{option}: {_FIXED}")
+            raise ArgumentError(f"{_ELASTIC[name]}: {why}")
+
+
+def _discovery(arguments: argparse.Namespace) -> DiscoveryOptions:
+    if arguments.hosts is not None or arguments.hostfile is not None:
+        raise ArgumentError("--host-discovery-script names the hosts; leave out -H and -hostfile")
+    timeout_s = arguments.elastic_timeout
+    return DiscoveryOptions(
+        script=arguments.host_discovery_script,
+        slots=1 if arguments.slots is None else arguments.slots,
+        timeout_s=float(_number_in("HOROVOD_ELASTIC_TIMEOUT", 600) if timeout_s is None else timeout_s),
+        places=arguments.num_proc,
+    )
+
+
+def _number_in(variable: str, default: int) -> int:
+    """Return the value of a variable of Horovod's.
+
+    Raises:
+        ArgumentError: it is no number.
+    """
+    text = inherited_environment().get(variable)
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise ArgumentError(f"{variable}={text!r}: want a number of seconds")
+    return int(text)
 
 
 def _logs(rank: int, ranks: int) -> tuple[str, str]:

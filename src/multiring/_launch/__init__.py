@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiring._launch.hosts import HostsLauncher, hosts_beyond_this, run_over_hosts
     from multiring._launch.job import JobOptions
     from multiring._launch.local import run_local
-    from multiring._launch.mpiexec import parse_hostfile
+    from multiring._launch.mpiexec import parse_hostfile, parse_hosts
     from multiring._launch.nodes import NodePlace, run_node
     from multiring._launch.rank_starts import die_with
     from multiring._launch.torchrun_variables import torchrun_nodes
@@ -47,7 +47,7 @@ import_on_first_use(
         "multiring._launch.hosts": ["HostsLauncher", "hosts_beyond_this", "run_over_hosts"],
         "multiring._launch.job": ["JobOptions"],
         "multiring._launch.local": ["run_local"],
-        "multiring._launch.mpiexec": ["parse_hostfile"],
+        "multiring._launch.mpiexec": ["parse_hostfile", "parse_hosts"],
         "multiring._launch.nodes": ["NodePlace", "run_node"],
         "multiring._launch.rank_starts": ["die_with"],
         "multiring._launch.torchrun_variables": ["torchrun_nodes"],

@@ -24,7 +24,7 @@ _NO_CYCLE = "operations start when they are submitted; there is no cycle, and no
 _BUCKETS = "gradients are reduced in place, in buckets: DistributedOptimizer(bucket_bytes=)"
 _NO_GPU = "multiring moves host memory"
 _NO_MPI_CONTROLLER = "with MULTIRING_ENGINE=mpi, MPI only carries bytes; it does not coordinate operations"
-_ELASTIC = "the number of ranks is fixed"
+_ELASTIC = "options make a job elastic; of the two variables, only multiring horovodrun reads HOROVOD_ELASTIC_TIMEOUT"
 # The variables that Horovod reads and multiring ignores, each with the reason.
 HOROVOD_IGNORED = MappingProxyType(
     {

@@ -34,6 +34,7 @@ class DiscoveryOptions:
         script: a command for /bin/sh.
         slots: the number of places of a host that the script prints without one.
         timeout_s: how long the start waits for enough places.
+        places: how many are enough; None: as many as ranks are started.
 
     Raises:
         ArgumentError: `slots` is less than 1, or `timeout_s` is negative.
@@ -42,6 +43,7 @@ class DiscoveryOptions:
     script: str
     slots: int = 1
     timeout_s: float = 600.0
+    places: int | None = None
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -90,8 +90,8 @@ def run_over_hosts(
     discovery = None if options.discovery is None else HostDiscovery(options.discovery, _say)
     if hosts is not None and discovery is None:
         known = parse_hosts(hosts)
-    elif hosts is None and discovery is not None:
-        known = discovery.first(ranks or options.min_ranks or 1)
+    elif hosts is None and discovery is not None and options.discovery is not None:
+        known = discovery.first(options.discovery.places or ranks or options.min_ranks or 1)
     else:
         raise ArgumentError("--hosts and --host-discovery: want one of them")
     if ranks is None and options.max_ranks is not None:

@@ -6,11 +6,11 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from multiring._launch.commands import environment_of_process
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, usable_cpus
-from multiring._launch.horovod import horovod_environment, positions_on
+from multiring._launch.horovod import HorovodPosition, horovod_environment, positions_on
 from multiring._launch.job import JobOptions
 from multiring._launch.job_process import Start
 from multiring._runtime.engines.nvml import visible_gpus
@@ -162,9 +162,15 @@ def newcomer_start(
             **({"record": True} if options.reports_steps else {}),
         )
         | {name: options.variables.get(name, str(torch[key])) for key, name in TORCH_PLACE.items()}
-        | (horovod_environment(environment, positions_on(place.hosts)[rank]) if options.horovod else {}),
+        | (horovod_environment(environment, _position_of(newcomer, place, rank)) if options.horovod else {}),
         prepare=_preparation(dying_with(os.getpid()), shares[newcomer.local % newcomer.slots]),
     )
+
+
+def _position_of(newcomer: Newcomer, place: HostPlace, rank: int) -> HorovodPosition:
+    host = place.hosts[place.index][0].rpartition("@")[2]
+    position = positions_on(place.hosts)[rank]
+    return replace(position, local_rank=newcomer.local, local_size=newcomer.slots, hostname=host)
 
 
 def torch_environment(place: HostPlace, local: int, chosen: Mapping[str, str]) -> dict[str, str]:

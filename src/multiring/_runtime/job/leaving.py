@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from multiring._runtime.job.job import current, is_rank, may_go_on
+from multiring._runtime.job.job import current, is_rank, lets_in, may_go_on
 
 EXIT_CODE = 128 + signal.SIGTERM
 
@@ -25,8 +25,10 @@ class LeaveRequest:
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Handle SIGTERM in the block, if the program does not, and the other ranks can go on without this one."""
+        # A rank that is alone, so that nobody could go on without it, may not be for long.
+        may_leave = may_go_on() or lets_in()
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or not may_go_on() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if not is_main or not may_leave or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
             return
         signal.signal(signal.SIGTERM, self._handle)
