@@ -142,6 +142,18 @@ loader = DataLoader(dataset, batch_size=4, sampler=mt.elastic.ElasticSampler(dat
 """,
         after="assert mt.size() == 2",
     ),
+    ("elastic.md", "state = mt.elastic.TorchState(model, optimizer, shares=mt.elastic.SpeedShares(), step=0)"): Snippet(
+        before=TRAINING
+        + """
+mt.init()
+optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
+batch = list(range(5))
+def loss_of(model, mine):
+    images, labels = next(iter(DataLoader(torch.utils.data.Subset(dataset, mine), batch_size=len(mine))))
+    return torch.nn.functional.cross_entropy(model(images), labels)
+""",
+        after="state.commit()\nassert len(state.shares.part(5)) in (1, 2, 3, 4)",
+    ),
     ("elastic.md", "def part(rank, ranks):"): Snippet(
         before=TRAINING + "mt.init()\ncount = 5\n",
         after="""

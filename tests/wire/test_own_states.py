@@ -161,3 +161,76 @@ def test_two_that_had_each_others_copy_are_told(tmp_path: Path) -> None:
     assert "The job has saved no checkpoint with `save`" in error
     assert sum("ERROR " in line for line in done.stdout.splitlines()) == 2
     assert done.returncode != 0
+
+
+SHARES = """
+import time
+import numpy as np
+import multiring.adapters as ma
+from multiring.adapters import elastic
+
+ma.init()
+samples = np.random.default_rng(0).standard_normal((31, 5))
+state = elastic.ObjectState(
+    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object,
+    weights=np.zeros(5), shares=elastic.SpeedShares(),
+)
+for step in range(4):
+    part, weight = state.shares.part(31), state.shares.weight(31)
+    with state.shares.computing(31):
+        mine = samples[part.start : part.stop]
+        gradient = ((mine @ state.weights - 1)[:, None] * mine).mean(axis=0)
+        time.sleep(len(part) * (0.004 if ma.rank() else 0.02))
+    state.weights = state.weights - 0.1 * np.asarray(ma.allreduce(gradient * weight))
+    state.commit()
+truth = np.zeros(5)
+for step in range(4):
+    truth = truth - 0.1 * ((samples @ truth - 1)[:, None] * samples).mean(axis=0)
+assert np.abs(truth - state.weights).max() < 1e-12
+counts = ma.allgather_object([len(each) for each in state.shares.parts(31)])
+assert counts[0] == counts[1] and sum(counts[0]) == 31, counts
+assert counts[0][1] > counts[0][0], counts
+ma.shutdown()
+"""
+
+
+def test_shares_follow_speeds_and_change_no_sum(tmp_path: Path) -> None:
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    launch = [sys.executable, "-m", "multiring", "run", "-n", "2", str(script)]
+    done = subprocess.run(launch, capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+STOPPED = """
+import multiring.adapters as ma
+from multiring.adapters import elastic
+
+ma.init()
+parts = {}
+
+
+class State(elastic.ObjectState):
+    def _own_parts(self):
+        return parts
+
+
+state = State(bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object, step=0)
+parts["randomness"] = elastic.Randomness()
+state.commit()
+assert state._own.kept().own
+parts.clear()  # as when a job shrinks to one rank, which compresses nothing
+state.commit()
+parts["randomness"] = elastic.Randomness()
+assert not state._own.kept().own, "an old commit would come back"
+assert not state.must_sync(wanted=False)
+state.commit()
+assert sorted(state._own.kept().own) == [1]
+"""
+
+
+def test_a_commit_without_own_parts_ends_those_before(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr

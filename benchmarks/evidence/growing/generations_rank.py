@@ -45,6 +45,7 @@ def note() -> None:
     if tells_why and generations == FIRST:
         gc.collect()
         snapshots.append((tracemalloc.take_snapshot(), kinds()))
+        write_memory("in generation 10")
     with (folder / "usage").open("a") as file:
         file.write(json.dumps([ma.size(), usage_of(os.getpid())]) + "\n")
 
@@ -64,16 +65,23 @@ def tell() -> None:
         for each in tracemalloc.take_snapshot().compare_to(before, "traceback")[:14]
     ]
     lines += ["\nobjects by type:", *map(str, (kinds() - objects).most_common(30))]
-    (folder / "why").write_text("\n".join(lines) + "\n")
+    with (folder / "why").open("a") as told:
+        told.write("\n".join(lines) + "\n")
+    write_memory("at the end")
+
+
+def write_memory(when: str) -> None:
+    """Write down the C library's arenas, and the process's mappings."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
     libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+    with (folder / "why").open("a") as told:
+        told.write(f"\nmemory {when}:\n")
     file = libc.fopen(str(folder / "why").encode(), b"a")
     libc.malloc_info(0, file)
     libc.fclose(file)
     with (folder / "why").open("a") as told:
-        told.write("\n" + Path("/proc/self/smaps_rollup").read_text())
-        told.write("\n" + Path("/proc/self/maps").read_text())
+        told.write("\n" + Path("/proc/self/smaps").read_text())
 
 
 @elastic.run

@@ -6,7 +6,8 @@ Each job has 2 to 4 ranks on this host, and newcomers replace those that leave, 
 train with NumPy, or in a third of the jobs with torch. Ranks get SIGTERM at random times, some two at once, some just
 after they came in; one rank of the start is spared, so that somebody has the state. Every rank that gets it must leave
 in order. No rank may go back to a former commit, so no step is done twice, and the weights must equal, to 1e-10, those
-of the same steps in one process, with as many ranks at each step. The job's seed is the first one plus its number; a
+of the same steps in one process, with as many ranks at each step. A rank that is asked when others have done the last
+step may fail the job. The job's seed is the first one plus its number; a
 further run with the same results file goes on with the next one.
 """
 
@@ -25,12 +26,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
 from benchmarks.evidence.growing.main import counted, faults_in
-from benchmarks.evidence.shrinking.main import RANK, send
+from benchmarks.evidence.shrinking.main import RANK, is_late, send
 from benchmarks.evidence.support.claims import commit, machine
 
 from multiring._settings import inherited_environment
 
 STEPS, DEADLINE_S, LEFT = 160, 400.0, "has left, because it got SIGTERM"
+ASKED = 128 + signal.SIGTERM
 PAUSES_S = (0.0, 0.0, 0.02, 0.2, 0.5, 1.0, 2.0)
 MOST_SIGNALS = 5
 
@@ -81,7 +83,7 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
                 stderr=output,
             )
             try:
-                sent = ask(process, folder, size, random)
+                sent, last_s = ask(process, folder, size, random)
                 code = process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.terminate()
@@ -89,11 +91,13 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
                 told = (folder / "output").read_text()[-6000:]
                 return {"faults": ["it hangs", told], "sent": 0, "left": 0, "late": 0, "joins": 0, "lost": 0}
         told = (folder / "output").read_text()
-        faults, left = faults_in(folder, STEPS, code), told.count(LEFT)
-        # A rank that gets the signal when it has done the last step ends as it would.
+        lines = [line.split() for line in (folder / "log").read_text().splitlines()]
+        faults = faults_in(folder, STEPS, 0 if code == ASKED and is_late(lines, last_s, STEPS) else code)
+        left = told.count(LEFT)
+        # A rank that gets the signal when it has done the last step does not leave.
         late = sent - left
         faults += [f"a rank {what}" for what in ("resuming from the last commit", "SIGKILL") if what in told]
-        found = counted([line.split() for line in (folder / "log").read_text().splitlines()], size)
+        found = counted(lines, size)
         if found["lost"]:
             faults.append(f"{found['lost']} steps were lost")
         if faults:
@@ -102,14 +106,14 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
         return {"faults": faults, "sent": sent, "left": left, "late": late, **found}
 
 
-def ask(process: subprocess.Popen[bytes], folder: Path, size: int, random: Random) -> int:
-    """Ask ranks that train to leave, but the spared one; return how many."""
+def ask(process: subprocess.Popen[bytes], folder: Path, size: int, random: Random) -> tuple[int, float]:
+    """Ask ranks that train to leave, but the spared one; return how many, and when the last one was asked."""
     until_s = time.monotonic() + DEADLINE_S
     while not all((folder / f"in-{rank}").exists() for rank in range(size)):
         if process.poll() is not None or time.monotonic() > until_s:
-            return 0
+            return 0, 0.0
         time.sleep(0.01)
-    spared, asked, sent = random.randrange(size), set[int](), 0
+    spared, asked, sent, last_s = random.randrange(size), set[int](), 0, 0.0
     while sent < MOST_SIGNALS and process.poll() is None and time.monotonic() < until_s:
         time.sleep(random.choice(PAUSES_S))
         # A newcomer that is not in yet has no state, and ends by the signal; so only ranks that train are asked.
@@ -119,9 +123,10 @@ def ask(process: subprocess.Popen[bytes], folder: Path, size: int, random: Rando
         for victim in random.sample(alive, min(len(alive), random.choice((1, 1, 2)))):
             asked.add(victim)
             sent += send(int((folder / f"pid-{victim}").read_text()), signal.SIGTERM)
+            last_s = time.time()
         if not alive:
             time.sleep(0.1)
-    return sent
+    return sent, last_s
 
 
 if __name__ == "__main__":

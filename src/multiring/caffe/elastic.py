@@ -7,12 +7,13 @@ from typing import Any
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring._frontend.object_collectives import broadcast_object
 from multiring.caffe.solver_gradients import parameters_of
 
-__all__ = ["CaffeState", "ObjectState", "OwnValue", "Randomness", "RankChange", "State", "run"]
+__all__ = ["CaffeState", "ObjectState", "OwnValue", "Randomness", "RankChange", "SpeedShares", "State", "run"]
 
 
 class CaffeState(ValuesState):

@@ -10,11 +10,12 @@ import chainer
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring._frontend.object_collectives import broadcast_object
 
-__all__ = ["ChainerState", "ObjectState", "OwnValue", "Randomness", "RankChange", "State", "run"]
+__all__ = ["ChainerState", "ObjectState", "OwnValue", "Randomness", "RankChange", "SpeedShares", "State", "run"]
 
 
 class ChainerState(ValuesState):

@@ -19,12 +19,13 @@ import jax
 
 from multiring._frontend.elastic import running
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.jax.joining import wait_for_programs
 
-__all__ = ["JaxState", "ObjectState", "OwnValue", "Randomness", "RankChange", "State", "run"]
+__all__ = ["JaxState", "ObjectState", "OwnValue", "Randomness", "RankChange", "SpeedShares", "State", "run"]
 
 Result = TypeVar("Result")
 

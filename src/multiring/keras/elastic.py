@@ -6,6 +6,7 @@ import keras
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring.keras.values import broadcast_variables, settled
@@ -17,6 +18,7 @@ __all__ = [
     "OwnValue",
     "Randomness",
     "RankChange",
+    "SpeedShares",
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",

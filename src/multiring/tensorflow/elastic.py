@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring.tensorflow.functions import broadcast_variables
@@ -26,6 +27,7 @@ __all__ = [
     "OwnValue",
     "Randomness",
     "RankChange",
+    "SpeedShares",
     "State",
     "TensorFlowKerasState",
     "TensorFlowState",

@@ -61,11 +61,15 @@ class OwnStates:
         """Return what this rank has; see `decide`."""
         return self._copies.kept()
 
-    def decide(self, kept: list[Kept], rank: int) -> tuple[int, bool]:
+    def forget(self) -> None:
+        """Forget all commits: the state has been saved without own parts."""
+        self._copies, self._records, self._found = PeerCopies(), {}, None
+
+    def decide(self, kept: list[Kept], rank: int) -> tuple[int, bool] | None:
         """Decide to which commit the ranks go back, given what each has. All ranks decide alike.
 
         Returns:
-            The rank whose state all take, and whether own parts must be exchanged.
+            The rank whose state all take, and whether own parts must be exchanged; None without a commit.
 
         Raises:
             StateError: the own states of lost ranks are lost with their copies.
@@ -77,7 +81,7 @@ class OwnStates:
         numbers = {number for each in kept for number in [*each.own, *(at for at, _ in each.copies)]}
         self._next = max(numbers, default=0) + 1
         if found is None:
-            return 0, False
+            return None
         if found.lost and rank == 0:
             _log.warning(
                 "own states of ranks %s at commit %d are lost: the training goes on without", found.lost, found.number

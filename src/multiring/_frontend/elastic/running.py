@@ -109,6 +109,7 @@ class Rejoining:
     def host_changes(self) -> int:
         """Return whether newcomers wait, and whether this rank leaves: a HostUpdateResult, perhaps with LEAVES."""
         added = HostUpdateResult.added if newcomers() else HostUpdateResult.no_update
+        self.leave_request.follow_up()
         self._leaves = self.leave_request.has_come
         return added | (HostUpdateResult.removed | LEAVES if self._leaves else HostUpdateResult.no_update)
 

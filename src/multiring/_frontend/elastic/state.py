@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from multiring._frontend.elastic.own import OwnAttribute, OwnPart, OwnValue, Randomness
 from multiring._frontend.elastic.own_states import OwnStates
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.errors import OperationError
 from multiring.errors import CollectiveError, MultiringError
 
@@ -118,10 +119,12 @@ class State:
         self._check_host_updates(is_committed=True)
 
     def _commit(self) -> None:
+        self._meet()
         if self._own:
             self._own.commit(self.save)
         else:
             self.save()
+            self._own.forget()
         self._commits += 1
 
     def check_host_updates(self) -> None:
@@ -166,20 +169,18 @@ class State:
         if self._gather_object is None:
             return wanted
         told = self._gather_object((wanted, self._commits, self._own.kept() if self._own else None))
-        if self._own:
-            return self._must_take_back(told)
+        decided = self._own.decide([kept for _, _, kept in told], self._rank()) if self._own else None
+        if decided is not None:
+            self._sync_root, is_changed = decided
+            if is_changed or any(wants for wants, _, _ in told):
+                return True
+            self._own.stay()
+            return False
         # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give. If a
         # rank was lost during a commit, some ranks have it already.
         commits = [each for _, each, _ in told]
         self._sync_root = commits.index(max(commits))
         return any(wants for wants, _, _ in told)
-
-    def _must_take_back(self, told: Sequence[Any]) -> bool:
-        self._sync_root, is_changed = self._own.decide([kept for _, _, kept in told], self._rank())
-        if is_changed or any(wants for wants, _, _ in told):
-            return True
-        self._own.stay()
-        return False
 
     def synchronize(self) -> None:
         """Call `sync`, and give each rank its own parts of the commit to which the ranks go back; see `must_sync`."""
@@ -198,6 +199,9 @@ class State:
         self.restore()
         if self._own:
             self._own.restore()
+
+    def _meet(self) -> None:
+        """Exchange what the ranks decide on at commits."""
 
     def _own_parts(self) -> Mapping[str, OwnPart]:
         """Return the parts of the state of which each rank has its own, by name."""
@@ -295,6 +299,11 @@ class ObjectState(State):
             own, gather = self._attributes(), self._gather_object
             self._set_attributes(gather(own)[self.sync_root] if gather and self.sync_root else self._bcast_object(own))
             self._saved_state = copy.deepcopy(self._attributes())
+
+    def _meet(self) -> None:
+        for value in self._attributes().values():
+            if isinstance(value, SpeedShares) and self._gather_object is not None:
+                value.meet(self._gather_object)
 
     def _own_parts(self) -> Mapping[str, OwnPart]:
         return self._parts

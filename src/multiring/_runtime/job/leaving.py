@@ -21,6 +21,8 @@ class LeaveRequest:
 
     def __init__(self) -> None:
         self.has_come = False
+        self._pid = 0  # the process that handles the signal; its forked children end by it
+        self._must_ask = False  # the signal came while the ranks formed anew, when nobody can be asked
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -31,14 +33,25 @@ class LeaveRequest:
         if not is_main or not may_leave or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
             return
+        self._pid = os.getpid()
         signal.signal(signal.SIGTERM, self._handle)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def follow_up(self) -> None:
+        """Ask the launcher, at a commit, if it could not be asked when the signal came."""
+        vote = current().vote if self._must_ask and is_rank() else None
+        if vote is not None:
+            self._must_ask = False
+            vote.ask_for_end()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
+        if not is_rank() and os.getpid() == self._pid:
+            self.has_come = self._must_ask = True
+            return
         vote = current().vote if is_rank() else None
         if vote is None or vote.job_ends:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

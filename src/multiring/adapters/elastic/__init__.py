@@ -2,7 +2,8 @@
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 
-__all__ = ["ObjectState", "OwnValue", "Randomness", "RankChange", "State", "ValuesState", "run"]
+__all__ = ["ObjectState", "OwnValue", "Randomness", "RankChange", "SpeedShares", "State", "ValuesState", "run"]

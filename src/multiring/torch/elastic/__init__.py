@@ -13,6 +13,7 @@ Without `multiring run --min-ranks`, all of the original ranks continue, or the 
 
 from multiring._frontend.elastic.own import OwnValue, Randomness, RankChange
 from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring.torch.elastic.sampler import ElasticSampler
 from multiring.torch.elastic.state import TorchState, get_handler_registry, set_handler_registry
@@ -23,6 +24,7 @@ __all__ = [
     "OwnValue",
     "Randomness",
     "RankChange",
+    "SpeedShares",
     "State",
     "TorchState",
     "get_handler_registry",
