@@ -42,5 +42,6 @@ void bind_control_messages(nanobind::module_& m);
 void bind_context_control(nanobind::class_<Context>& context);
 void bind_ending(nanobind::module_& m);
 void bind_requests(nanobind::module_& m);
+void bind_seals(nanobind::module_& m);
 
 }  // namespace multiring

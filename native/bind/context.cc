@@ -105,14 +105,15 @@ void bind_context(nb::module_& m) {
           "__init__",
           [](ContextConfig* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret,
              size_t segment_bytes, double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower,
-             bool read_peers, bool by_mpi, double rail_timeout_s, double wire_timeout_s) {
+             bool read_peers, bool by_mpi, double rail_timeout_s, double wire_timeout_s, bool seal) {
             new (self) ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
                                      segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi,
-                                     rail_timeout_s, wire_timeout_s};
+                                     rail_timeout_s, wire_timeout_s, seal};
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
-          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"), nb::arg("wire_timeout_s"));
+          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"), nb::arg("wire_timeout_s"),
+          nb::arg("seal") = false);
   nb::class_<Context> bound(m, "Context");
   bound.def(nb::init<ContextConfig>(), nb::arg("config"))
       .def_prop_ro("handover_name", &Context::handover_name)

@@ -19,4 +19,5 @@ NB_MODULE(_core, m) {
   multiring::bind_context(m);
   multiring::bind_ending(m);
   multiring::bind_requests(m);
+  multiring::bind_seals(m);
 }

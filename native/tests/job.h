@@ -22,12 +22,13 @@ namespace multiring::checks {
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
-  Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1, double wire_timeout_s = 60) {
+  Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1, double wire_timeout_s = 60,
+      bool seal = false) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
-          .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
+          .rank = rank, .size = size, .job = "test", .secret = "secret of sixteen", .segment_bytes = size_t{1} << 28,
           .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain,
-          .rail_timeout_s = 0.4, .wire_timeout_s = wire_timeout_s}));
+          .rail_timeout_s = 0.4, .wire_timeout_s = wire_timeout_s, .seal = seal}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {

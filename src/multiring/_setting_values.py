@@ -4,9 +4,11 @@ Each converts a text to a value, and raises ValueError or KeyError for an invali
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
+_NAMES = "MULTIRING_"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
 _DEVICE_PATHS = ("auto", "staged", "nccl", "hierarchical")
@@ -142,3 +144,13 @@ def text_of(value: object) -> str:
         return str(value)
     between = "," if any(isinstance(part, (Rail, str)) for part in value) else "-"
     return between.join(map(str, value))
+
+
+def nearest(name: str, known: Mapping[str, object]) -> str:
+    """Return a hint for an unknown name.
+
+    The hint names the most similar known name, or all known names.
+    """
+    by_ending = {each.removeprefix(_NAMES): each for each in known}  # the common prefix would make all names similar
+    meant = get_close_matches(name.removeprefix(_NAMES), by_ending, n=1, cutoff=0.75)
+    return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"

@@ -8,7 +8,6 @@ cannot be parsed is an error.
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from typing import Any
 
 from multiring import _setting_values as values
 from multiring._foreign_variables import FOREIGN_VARIABLES
-from multiring._setting_values import NEVER_S, Rail, text_of
+from multiring._setting_values import NEVER_S, Rail, nearest, text_of
 from multiring.errors import ArgumentError
 
 _PREFIX = "MULTIRING_"
@@ -129,6 +128,12 @@ class Settings:
         f"seconds >= 3; {NEVER_S:.0f} and more mean never",
         "PeerLostError is raised for a host that sends nothing for this long, not even its kernel's replies. A slow "
         "host, or one whose ranks compute, replies",
+    )
+    seal: bool = _setting(
+        "MULTIRING_SEAL", values.boolean, False, "0 or 1", "1 encrypts what hosts send each other (docs/failures.md)"
+    )
+    seal_library: str | None = _setting(
+        "MULTIRING_SEAL_LIBRARY", str, None, "a path", "libcrypto for MULTIRING_SEAL; default: the system's"
     )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", values.port_range, None, "FIRST-LAST, 0 to 65535", "ports on which the tcp engine may listen"
@@ -259,7 +264,7 @@ class Settings:
         parsed: dict[str, Any] = {}
         for name, value in values.items():
             if name not in known:
-                raise ArgumentError(f"unknown setting {name}={value!r}{_nearest(name, known)}")
+                raise ArgumentError(f"unknown setting {name}={value!r}{nearest(name, known)}")
             parsed[name] = None if value is None else _parsed(known[name], name, text_of(value))
         return replace(self, **parsed)
 
@@ -279,7 +284,7 @@ class Settings:
             if not name.startswith(_PREFIX):
                 continue
             if name not in known:
-                raise ArgumentError(f"unknown setting {name}={text!r}{_nearest(name, known)}")
+                raise ArgumentError(f"unknown setting {name}={text!r}{nearest(name, known)}")
             setting = known[name]
             values[setting.name] = _parsed(setting, name, text)
         return cls(**values)
@@ -320,16 +325,6 @@ def _with_what_was_withheld() -> Mapping[str, str]:
     if _SECRET in os.environ or _SECRET_FILE in os.environ:
         return os.environ
     return {**_withheld, **os.environ}
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    """Return a hint for an unknown name.
-
-    The hint names the most similar known name, or all known names.
-    """
-    by_ending = {each.removeprefix(_PREFIX): each for each in known}  # the common prefix would make all names similar
-    meant = get_close_matches(name.removeprefix(_PREFIX), by_ending, n=1, cutoff=0.75)
-    return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"
 
 
 def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:

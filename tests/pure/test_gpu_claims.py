@@ -14,6 +14,7 @@ NO_CLAIM = {
     "docs/architecture.md": "where the code is",
     "docs/chainer.md": "refusals",
     "docs/climate.md": "which build of torch to install",
+    "docs/failures.md": "what NCCL does not encrypt",
     "docs/guide_containers.md": "which build of torch to install, and what was not tested",
     "docs/guide_slurm.md": "the nodes had none",
     "docs/imagenet.md": "which build of torch to install",

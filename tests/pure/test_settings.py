@@ -35,6 +35,8 @@ VALUES = {
     ),
     "MULTIRING_RAIL_TIMEOUT_S": ("0.5", 0.5, ["0", "x"]),
     "MULTIRING_WIRE_TIMEOUT_S": ("3", 3.0, ["2.9", "nan", "x"]),
+    "MULTIRING_SEAL": ("1", True, ["maybe", "2"]),
+    "MULTIRING_SEAL_LIBRARY": ("/lib/libcrypto.so.3", "/lib/libcrypto.so.3", []),
     "MULTIRING_PORTS": ("5000-5010", (5000, 5010), ["5010-5000", "x", "1-70000", "-5", "1-2-3"]),
     "MULTIRING_INIT_TIMEOUT_S": ("2.5", 2.5, ["0", "-1", "nan", "soon"]),
     "MULTIRING_STALL_WARN_S": ("1", 1.0, ["0"]),

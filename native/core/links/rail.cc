@@ -77,8 +77,9 @@ void Rail::dial() {
   poller_.add(fd, EPOLLIN | EPOLLOUT, [this](uint32_t events) { on_ready(events); });
 }
 
-void Rail::adopt(Descriptor socket) {
+void Rail::adopt(Descriptor socket, std::unique_ptr<SealedStream> stream) {
   socket_ = std::move(socket);
+  stream_ = std::move(stream);
   watch_socket();
 }
 
@@ -130,7 +131,7 @@ void Rail::on_handshake() {
     break_off(over->why());
     return;
   }
-  adopt(over->release());
+  adopt(over->release(), over->release_stream());
 }
 
 void Rail::tend_call() {
@@ -179,7 +180,25 @@ void Rail::break_off(const std::string& why) {
   if (is_used) owner_.on_broken(*this, why);
 }
 
+// A peer that leaves says so on every rail before it closes them. A rail that was given up carries nothing new.
+void Rail::end(const std::string& why) {
+  if (!stream_ || has_left || state_ != RailState::up) {
+    break_off(why);
+    return;
+  }
+  close();
+  owner_.on_cut(*this, why);
+}
+
 // ---- out -----------------------------------------------------------------------------------
+
+ssize_t Rail::write(std::span<iovec> parts) {
+  if (stream_) return stream_->write(socket_.get(), parts);
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
 
 void Rail::push(Outgoing outgoing) {
   if (outgoing.is_data()) ++queued_data_;
@@ -203,7 +222,15 @@ void Rail::push_first(std::deque<Outgoing> frames) {
 bool Rail::flush() {
   bool any = false;
   wants_write_ = false;
-  while (socket_.valid() && !is_mute_ && !queue_.empty()) {
+  if (pending() > 0 && socket_.valid() && !is_mute_) {
+    const size_t before = pending();
+    if (!stream_->flush(socket_.get())) {
+      wants_write_ = errno == EAGAIN;
+      is_mute_ = !wants_write_;
+    }
+    any = pending() < before;
+  }
+  while (socket_.valid() && !is_mute_ && !wants_write_ && !queue_.empty()) {
     std::array<iovec, 16> parts{};
     size_t count = 0;
     size_t offered = 0;
@@ -217,10 +244,7 @@ bool Rail::flush() {
       }
       offered += header + payload;
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t wrote = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t wrote = write({parts.data(), count});
     if (wrote < 0) {
       if (errno == EINTR) continue;
       // A peer that left has closed its end. This rank must still read its last messages, and then the end.
@@ -229,7 +253,7 @@ bool Rail::flush() {
       break;
     }
     any = true;
-    written_ += static_cast<uint64_t>(wrote);
+    written_ = stream_ ? stream_->produced() : written_ + static_cast<uint64_t>(wrote);
     auto left = static_cast<size_t>(wrote);
     while (left > 0) {
       Outgoing& first = queue_.front();
@@ -240,12 +264,12 @@ bool Rail::flush() {
       if (first.is_data()) --queued_data_;
       if (first.stream != nullptr) first.stream->taken += first.packet.frame.length;
       if (keeps_) {
-        first.end = written_ - left;
+        first.end = stream_ ? written_ : written_ - left;  // a sealed frame arrives with its record
         unacknowledged_.push_back(std::move(first));
       }
       queue_.pop_front();
     }
-    if (static_cast<size_t>(wrote) < offered) {
+    if (stream_ ? stream_->pending() > 0 : static_cast<size_t>(wrote) < offered) {
       wants_write_ = true;
       break;
     }
@@ -262,14 +286,14 @@ void Rail::watch_writes() {
 
 size_t Rail::in_transit() const {
   int left = 0;
-  return socket_.valid() && ::ioctl(socket_.get(), SIOCOUTQ, &left) == 0 ? static_cast<size_t>(left) : 0;
+  return socket_.valid() && ::ioctl(socket_.get(), SIOCOUTQ, &left) == 0 ? static_cast<size_t>(left) + pending() : 0;
 }
 
 void Rail::drop_acknowledged() {
   int left = 0;
   if (unacknowledged_.empty() || !socket_.valid() || ::ioctl(socket_.get(), SIOCOUTQ, &left) != 0) return;
   // The unacknowledged bytes may include bytes of the handshake, which `written_` does not count.
-  const uint64_t acknowledged = written_ - std::min(written_, static_cast<uint64_t>(left));
+  const uint64_t acknowledged = written_ - std::min(written_, static_cast<uint64_t>(left) + pending());
   while (!unacknowledged_.empty() && unacknowledged_.front().end <= acknowledged) unacknowledged_.pop_front();
 }
 
@@ -344,7 +368,9 @@ void Rail::receive_all() {
 bool Rail::receive(int turns) {
   receives_ = true;
   bool more = true;
-  for (int turn = 0; more && turn < turns && socket_.valid(); ++turn) more = receive_some();
+  // epoll does not report bytes that are decrypted already, so they are read in any case.
+  const auto holds = [this] { return stream_ && stream_->holds(); };
+  for (int turn = 0; more && socket_.valid() && (turn < turns || holds()); ++turn) more = receive_some();
   receives_ = false;
   return more && socket_.valid();
 }
@@ -359,14 +385,21 @@ bool Rail::receive_some() {
     const size_t aside = in_payload ? kSpillBytes : kStagingBytes;
     parts[0] = {place_.at + payload_got_, rest};
     parts[1] = {staging_.data(), aside};
-    const ssize_t got = ::readv(socket_.get(), &parts[in_payload ? 0 : 1], in_payload ? 2 : 1);
+    const std::span<const iovec> room(&parts[in_payload ? 0 : 1], in_payload ? 2 : 1);
+    const ssize_t got = stream_ ? stream_->read(socket_.get(), room)
+                                : ::readv(socket_.get(), room.data(), static_cast<int>(room.size()));
     if (got == 0) {
-      break_off("its connection ended");
+      end("its connection ended");
       return false;
     }
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN) break_off(std::string("its connection broke: ") + std::strerror(errno));
+      if (errno == EBADMSG && stream_) {
+        close();
+        owner_.on_cut(*this, stream_->why());
+      } else if (errno != EAGAIN) {
+        end(std::string("its connection broke: ") + std::strerror(errno));
+      }
       return false;
     }
     const auto bytes = static_cast<size_t>(got);
@@ -375,7 +408,9 @@ bool Rail::receive_some() {
     staged_from_ = 0;
     staged_to_ = bytes - to_payload;
     if (in_payload && payload_got_ == incoming_.frame.length) deliver();
-    return take_staged() && bytes == rest + aside;  // a short read means that no more bytes are available
+    if (!take_staged()) return false;
+    // A short read means that no more bytes are available.
+    return stream_ ? stream_->holds() || stream_->may_have_more() : bytes == rest + aside;
   }
 }
 

@@ -5,11 +5,15 @@
 // frames, sent over another rail, before these bytes.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "goodput.h"
@@ -17,6 +21,7 @@
 #include "link.h"
 #include "memory/payload.h"
 #include "memory/poller.h"
+#include "sealed_stream.h"
 
 namespace multiring {
 
@@ -66,6 +71,9 @@ class RailOwner {
   virtual void on_packet(Rail& rail, const Packet& packet, Place place) = 0;
   virtual void on_writable(Rail& rail) = 0;
   virtual void on_broken(Rail& rail, const std::string& why) = 0;
+  // A sealed connection ended, or carried bytes that the peer did not send. An attacker may have acknowledged bytes
+  // that never arrived, so no other rail can replace this one.
+  virtual void on_cut(Rail& rail, const std::string& why) = 0;
 };
 
 enum class RailState : uint8_t { waiting, calling, up, given_up, closed };
@@ -84,10 +92,12 @@ class Rail {
   // connection cannot be started.
   void call(const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
             Clock::time_point deadline);
-  void adopt(Descriptor socket);  // uses an accepted, authenticated connection
+  // Uses an accepted, authenticated connection. `stream`: seals its bytes; null if the job does not seal.
+  void adopt(Descriptor socket, std::unique_ptr<SealedStream> stream = nullptr);
   void give_up();                 // stops using the rail for sending; frames that still arrive are received
   void close();                   // closes the rail without notifying the owner
   void break_off(const std::string& why);  // closes the rail and notifies the owner
+  void end(const std::string& why);        // the same, for a connection that ended or broke by itself
   void tend_call();  // breaks off a call past its deadline, and repeats a call that the peer turned away
   void hang_up();  // sends no more frames; the peer reads the end of the connection
 
@@ -96,7 +106,8 @@ class Rail {
   bool is_up() const { return state_ == RailState::up; }
   bool is_open() const { return socket_.valid(); }
   bool is_calling() const { return call_ != nullptr; }
-  bool holds_frames() const { return socket_.valid() && !queue_.empty() && !is_mute_; }
+  bool holds_frames() const { return socket_.valid() && (!queue_.empty() || pending() > 0) && !is_mute_; }
+  bool is_sealed() const { return stream_ != nullptr; }
   size_t in_transit() const;  // bytes that the kernel has accepted and the peer's kernel has not acknowledged
   uint64_t goodput() const { return is_up() ? goodput_of(socket_.get()) : 0; }  // bytes per second; 0 if unknown
   bool is_pending() const { return state_ == RailState::waiting || state_ == RailState::calling; }
@@ -164,6 +175,8 @@ class Rail {
   bool take_staged();
   void deliver();
   void drop_acknowledged();
+  size_t pending() const { return stream_ ? stream_->pending() : 0; }  // sealed bytes that the kernel has not accepted
+  ssize_t write(std::span<iovec> parts);
 
   const uint16_t index_;
   const int peer_;
@@ -175,6 +188,7 @@ class Rail {
   std::unique_ptr<Call> call_;  // null once the rail is connected
   std::unique_ptr<Handshake> handshake_;
   Descriptor socket_;
+  std::unique_ptr<SealedStream> stream_;  // null: bytes travel unsealed
   bool wants_write_ = false;
   bool is_mute_ = false;  // the kernel rejects all further writes
   bool watches_write_ = false;
@@ -182,7 +196,7 @@ class Rail {
   std::deque<Outgoing> queue_;
   size_t queued_data_ = 0;
   std::deque<Outgoing> unacknowledged_;
-  uint64_t written_ = 0;
+  uint64_t written_ = 0;  // bytes on the wire, sealed bytes that wait for the kernel included
   Health last_health_;  // the health when the rail was closed
   std::array<std::byte, kStagingBytes> staging_{};
   bool receives_ = false;

@@ -29,7 +29,9 @@ void TcpLink::call(uint16_t rail, const std::string& host, uint16_t port, const 
   rails_[rail]->call(host, port, from, self, deadline);
 }
 
-void TcpLink::adopt(uint16_t rail, Descriptor socket) { rails_[rail]->adopt(std::move(socket)); }
+void TcpLink::adopt(uint16_t rail, Descriptor socket, std::unique_ptr<SealedStream> stream) {
+  rails_[rail]->adopt(std::move(socket), std::move(stream));
+}
 
 void TcpLink::on_up(Rail&) {
   if (first_up_at_ == Clock::time_point{}) first_up_at_ = Clock::now();

@@ -45,7 +45,8 @@ class TcpLink final : public Link, public RailOwner {
   // connected. Throws Fault::rendezvous if the connection cannot be started.
   void call(uint16_t rail, const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
             Clock::time_point deadline);
-  void adopt(uint16_t rail, Descriptor socket);  // uses an accepted, authenticated connection for the rail
+  // Uses an accepted, authenticated connection for the rail. `stream`: see Rail::adopt.
+  void adopt(uint16_t rail, Descriptor socket, std::unique_ptr<SealedStream> stream = nullptr);
   bool awaits(uint16_t rail) const { return rails_[rail]->state() == RailState::waiting; }
   bool established() const;  // true if no rail is still connecting and at least one is up
   bool holds_frames() const;  // true if frames wait that the kernel has not accepted yet
@@ -86,6 +87,7 @@ class TcpLink final : public Link, public RailOwner {
   void on_packet(Rail& rail, const Packet& packet, Place place) override;
   void on_writable(Rail& rail) override;
   void on_broken(Rail& rail, const std::string& why) override;
+  void on_cut(Rail&, const std::string& why) override { break_off(LossKind::died, why); }
 
   bool keeps() const { return rails_.size() > 1; }
   Rail* first_up() const;

@@ -2,7 +2,26 @@
 
 namespace multiring {
 
-Context::Context(ContextConfig config) : state_(std::move(config)) { loop_.start(); }
+namespace {
+
+constexpr size_t kShortestSecret = 16;  // bytes; a shorter secret could be found by trying
+
+ContextConfig checked(ContextConfig config) {
+  if (!config.seal) return config;
+  if (config.by_mpi) {
+    throw Fault(FaultKind::argument, "MULTIRING_SEAL=1 with the mpi engine: MPI's messages cannot be sealed; use sockets");
+  }
+  if (config.secret.size() < kShortestSecret) {
+    throw Fault(FaultKind::argument, "MULTIRING_SEAL=1 with a secret of " + std::to_string(config.secret.size()) +
+                                         " bytes: want at least " + std::to_string(kShortestSecret));
+  }
+  CryptoLibrary::load();
+  return config;
+}
+
+}  // namespace
+
+Context::Context(ContextConfig config) : state_(checked(std::move(config))) { loop_.start(); }
 
 Context::~Context() {
   if (state_.origin.is_inherited()) {

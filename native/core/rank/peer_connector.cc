@@ -126,7 +126,7 @@ void PeerConnector::on_proven(Handshake& handshake) {
   if (peer >= state_.config.rank || known == nullptr || known->same_host) return;
   TcpLink& mine = peers_.link(peer) != nullptr ? *peers_.connection(peer) : make_link(peer);
   const uint16_t rail = handshake.rail();
-  if (mine.awaits(rail) && !peers_.is_lost(peer)) mine.adopt(rail, handshake.release());
+  if (mine.awaits(rail) && !peers_.is_lost(peer)) mine.adopt(rail, handshake.release(), handshake.release_stream());
   state_.changed.notify_all();
 }
 

@@ -28,6 +28,7 @@ struct ContextConfig {
   bool by_mpi = false;     // MPI carries payload between hosts; a thread must call `collect` and `carried`
   double rail_timeout_s = 2;   // a rail that is silent for so long while another rail works is abandoned
   double wire_timeout_s = 60;  // a host that has not answered probes for so long is cut off
+  bool seal = false;  // encrypt and authenticate connections to other hosts
 };
 
 // `mutex` guards every non-const member, and the state of each part whose header says so. `changed` is notified when an

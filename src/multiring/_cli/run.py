@@ -37,7 +37,7 @@ from multiring._launch import (
     torchrun_nodes,
     visible_gpus,
 )
-from multiring._settings import inherited_environment
+from multiring._settings import environment_of, inherited_environment
 from multiring.errors import ArgumentError
 
 # Option of multiring run -> the options of other launchers with the same meaning.
@@ -139,6 +139,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT",
         help="with --max-ranks: use the hosts that SCRIPT prints, as lines host:slots, now and later",
     )
+    parser.add_argument(
+        "--seal",
+        action="store_true",
+        default=None,
+        help="encrypt what ranks send to other hosts over sockets, as MULTIRING_SEAL=1 (docs/failures.md)",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument(
         "--record",
@@ -176,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
         horovod=bool(asked.horovod),
         timeline=None if asked.timeline is None else _path_of_timeline(asked.timeline),
         grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
-        variables=variables_of(asked.env),
+        variables={**variables_of(asked.env), **(environment_of(seal=1) if asked.seal else {})},
         stdin_rank=asked.stdin,
         max_restarts=asked.max_restarts or 0,
         min_ranks=asked.min_ranks,

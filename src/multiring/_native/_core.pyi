@@ -346,6 +346,7 @@ class ContextConfig:
         by_mpi: bool,
         rail_timeout_s: float,
         wire_timeout_s: float,
+        seal: bool = False,
     ) -> None: ...
 
 class Context:
@@ -566,3 +567,30 @@ class RequestQueue:
 
     def close(self) -> None:
         """Make later requests fail at once."""
+
+def load_crypto(path: str) -> str:
+    """
+    Load libcrypto from a path, or the system's if the path is empty, and return its version. The process keeps the first library.
+    """
+
+class MessageSeal:
+    def close(self, message: bytes) -> bytes:
+        """Return the next message, encrypted, with its tag."""
+
+    def open(self, sealed: bytes) -> object:
+        """
+        Return the message; None if it is not the one that the other end closed next.
+        """
+
+class KeyExchange:
+    def __init__(self) -> None: ...
+    @property
+    def offer(self) -> bytes:
+        """
+        The bytes to send to the other end: the preferred cipher and the public key.
+        """
+
+    def seal(self, theirs: bytes, secret: bytes, transcript: bytes, calls: bool) -> MessageSeal:
+        """
+        Return the seal of the connection. `transcript` must include both offers; `calls` differs between the ends.
+        """

@@ -170,6 +170,13 @@ class Seal:
         self._sent += 1
         return _LENGTH.pack(len(mark) + size) + mark
 
+    def frames(self, payload: bytes, digest: bytes) -> tuple[bytes, ...]:
+        """Return the parts of the frame of `payload`, whose digest is `digest`.
+
+        Connections share the bytes of `payload`.
+        """
+        return (self.head(digest, len(payload)), payload)
+
     def open(self, sealed: bytes) -> Message:
         """Verify the seal of a frame's payload and return the message.
 

@@ -3,9 +3,10 @@
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from multiring._exchanges import Publication
+from multiring._settings import Settings
 from multiring.errors import ArgumentError, RendezvousError
 
 
@@ -20,6 +21,7 @@ class Identity:
     - `told` lists the variables that gave these values, for error messages.
     - `listener` is set on rank 0 if multiring chose the address: the socket that is already bound to it.
     - `votes` is the address at which the launcher takes part in votes, if it is not the one of the job's start.
+    - `seals`: the job encrypts its connections (MULTIRING_SEAL), with the libcrypto at the path `seal_library`.
     - `is_withdrawn` says, while the ranks meet, whether they will not meet any more, because one of them was lost.
     - `publication` is set on rank 0 if it still tells the address to the other ranks; who joins the job closes it.
     """
@@ -36,6 +38,8 @@ class Identity:
     listener: socket.socket | None = field(default=None, repr=False, compare=False)
     publication: Publication | None = field(default=None, repr=False, compare=False)
     votes: str | None = field(default=None, repr=False, compare=False)
+    seals: bool = False
+    seal_library: str = ""
     is_withdrawn: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +56,11 @@ class Identity:
         """Close the publication, if there is one. A further call does nothing."""
         if self.publication is not None:
             self.publication.close()
+
+
+def sealing_as(settings: Settings, identity: Identity) -> Identity:
+    """Return the identity with the settings of encryption."""
+    return replace(identity, seals=settings.seal, seal_library=settings.seal_library or "")
 
 
 @contextlib.contextmanager

@@ -28,8 +28,9 @@ from multiring._runtime.bootstrap.handshake import (
 )
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, TimeLimit
+from multiring._runtime.bootstrap.sealing import KeyOffer, SecretSeal
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
-from multiring.errors import RendezvousError
+from multiring.errors import RendezvousError, StateError
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
@@ -89,7 +90,7 @@ class _Connection:
 class _Talk:
     """A connection whose two ends have authenticated each other."""
 
-    def __init__(self, line: _Connection, seal: Seal, peer: str) -> None:
+    def __init__(self, line: _Connection, seal: Seal | SecretSeal, peer: str) -> None:
         self.line = line
         self._seal = seal
         self._peer = peer
@@ -259,7 +260,7 @@ class Client:
         if uid != os.getuid():
             raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
 
-    def _introduce(self, sock: socket.socket, prove: Callable[[_Connection], Seal] | None = None) -> _Talk:
+    def _introduce(self, sock: socket.socket, prove: Callable[[_Connection], Seal | SecretSeal] | None = None) -> _Talk:
         """Authenticate this rank and rank 0 to each other on `sock`.
 
         The socket is closed on failure. `prove` replaces `_prove`.
@@ -283,17 +284,32 @@ class Client:
         line.reader.limit_bytes = _TABLE_FRAME_BYTES
         return _Talk(line, seal, str(self._address))
 
-    def _prove(self, line: _Connection) -> Seal:
+    def _prove(self, line: _Connection) -> Seal | SecretSeal:
         server_nonce = _nonce_of_greeting(line)
         nonce, rank, secret = new_nonce(), self._identity.rank, self._identity.secret
-        mine = proof(secret, "client", server_nonce, nonce, rank)
-        line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine})))
+        offer = self._offer(line, server_nonce, nonce) if self._identity.seals else None
+        words = "client" if offer is None else f"client {offer.text}"
+        told: Message = {"nonce": nonce, "rank": rank, "proof": proof(secret, words, server_nonce, nonce, rank)}
+        line.write(frame(encode(told if offer is None else {**told, "offer": offer.text})))
         answer = decode(line.read_frame())
         if "refused" in answer:
             raise RendezvousError(f"{self._address} refused rank {rank}: {shown(answer['refused'])}")
-        if not is_proof(answer.get("proof"), proof(secret, "server", server_nonce, nonce, rank)):
+        words = "server" if offer is None else f"server {offer.text} {answer.get('offer')}"
+        if not is_proof(answer.get("proof"), proof(secret, words, server_nonce, nonce, rank)):
             raise RendezvousError(f"{self._address} does not know the job's secret; it is not this job's rank 0")
+        if offer is not None:
+            return offer.seal(str(answer.get("offer")), secret, server_nonce, nonce, "client")
         return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
+
+    def _offer(self, line: _Connection, server_nonce: str, nonce: str) -> KeyOffer:
+        """Return this rank's key offer; if it has no libcrypto, tell rank 0, which ends the job."""
+        try:
+            return KeyOffer(self._identity.seal_library)
+        except StateError as error:
+            rank, secret = self._identity.rank, self._identity.secret
+            mine = proof(secret, f"client fault {error}", server_nonce, nonce, rank)
+            line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine, "fault": str(error)})))
+            raise
 
     def _join(self, talk: _Talk) -> TimeLimit:
         """Join the job at rank 0; return the time for which rank 0 will still wait for ranks."""
@@ -322,7 +338,7 @@ def _nonce_of_greeting(line: _Connection) -> str:
     return nonce
 
 
-def _greeted(line: _Connection) -> Seal:
+def _greeted(line: _Connection) -> Seal | SecretSeal:
     """Hear rank 0's greeting, and return a seal that opens nothing: this rank has no secret to prove."""
     return Seal(proof(b"", "session", _nonce_of_greeting(line), new_nonce(), 0), "client")
 

@@ -9,8 +9,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from multiring._runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
+
+if TYPE_CHECKING:
+    from multiring._runtime.bootstrap.sealing import SecretSeal
 
 _PARTS_A_CALL = 16
 CONNECT_S = 10.0
@@ -54,7 +58,7 @@ class RendezvousLink:
         self.since = time.monotonic()
         self.outbox: deque[memoryview] = deque()
         self.nonce = new_nonce()
-        self.seal: Seal | None = None  # set once the other end has proven that it knows the secret
+        self.seal: Seal | SecretSeal | None = None  # set once the other end has proven that it knows the secret
         self.rank: int | None = None  # set once the other end has joined as a rank
 
     @property
@@ -85,7 +89,7 @@ class RendezvousLink:
 def tell(links: Iterable[RendezvousLink], payload: bytes, patience_s: float) -> list[int]:
     """Send `payload` to all links; return the ranks that did not accept it in time.
 
-    The links share the bytes of `payload`.
+    The links share the bytes of `payload`, unless they are encrypted.
     """
     deadline = time.monotonic() + patience_s
     digest = digest_of(payload)
@@ -93,7 +97,7 @@ def tell(links: Iterable[RendezvousLink], payload: bytes, patience_s: float) -> 
         for link in links:
             if not link.is_open or link.seal is None:
                 continue
-            if link.send(link.seal.head(digest, len(payload)), payload):
+            if link.send(*link.seal.frames(payload, digest)):
                 writable.register(link.sock, selectors.EVENT_WRITE, link)
         while writable.get_map() and time.monotonic() < deadline:
             for key, _ in writable.select(min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)):

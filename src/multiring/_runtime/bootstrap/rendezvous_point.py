@@ -13,7 +13,7 @@ from pathlib import Path
 from multiring._exchanges import PlaceExchange, fetch, publish
 from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
 from multiring._runtime.bootstrap.handshake import SECRET_BYTES
-from multiring._runtime.bootstrap.identity import Identity, naming
+from multiring._runtime.bootstrap.identity import Identity, naming, sealing_as
 from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._runtime.bootstrap.rendezvous_link import TimeLimit
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines
@@ -154,6 +154,7 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Sequence[Place
         # rank 0 is asked with the secret that it tells, if it tells one.
         secret = bytes.fromhex(told["secret"]) or own_secret
         place = replace(numbers, rendezvous=told["rendezvous"], secret=secret or b"", job=told["job"])
+        place = sealing_as(settings, place)
         client = Client(place, parse_address(place.rendezvous), VERSION, TimeLimit(_GREETING_S))
         return client.fault_of_place(knows_secret=secret is not None)
 

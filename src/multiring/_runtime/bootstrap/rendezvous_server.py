@@ -22,7 +22,6 @@ from multiring._runtime.bootstrap.handshake import (
     SECRET_BYTES,
     FrameError,
     Message,
-    Seal,
     decode,
     encode,
     frame,
@@ -34,6 +33,7 @@ from multiring._runtime.bootstrap.handshake import (
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.open_files import make_room_for_files
 from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, RendezvousLink, TimeLimit, tell
+from multiring._runtime.bootstrap.sealing import client_words, offer_for, server_answer
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 from multiring.errors import ArgumentError, RendezvousError
 
@@ -269,19 +269,19 @@ class Server:
     # -- the three kinds of messages of a connection
 
     def _prove(self, link: RendezvousLink, message: Message) -> None:
-        nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
-        if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
-            raise FrameError("its proof lacks a valid nonce or rank")
-        secret = self._identity.secret
-        if not is_proof(message.get("proof"), proof(secret, "client", link.nonce, nonce, rank)):
+        (nonce, rank), mine = _claimed(message), self._identity
+        if not is_proof(message.get("proof"), proof(mine.secret, client_words(message), link.nonce, nonce, rank)):
             self._refuse(link, f"wrong secret (it says it is rank {rank})")
-            return
-        link.send(frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
-        link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
-        link.reader.limit_bytes = PEER_INFO_FRAME_BYTES
-        link.until = time.monotonic() + _HANDSHAKE_S
-        del self._pending_handshakes[link]
-        self._guests[link] = None
+        elif isinstance(offer := offer_for(message, rank, seals=mine.seals, library=mine.seal_library), str):
+            self._blame(offer)
+            self._refuse(link, offer)
+        else:
+            answer, link.seal = server_answer(offer, mine.secret, message, (link.nonce, nonce), rank)
+            link.send(frame(encode(answer)))
+            link.reader.limit_bytes = PEER_INFO_FRAME_BYTES
+            link.until = time.monotonic() + _HANDSHAKE_S
+            del self._pending_handshakes[link]
+            self._guests[link] = None
 
     def _join(self, link: RendezvousLink, message: Message) -> None:
         rank, size = _field(message, "rank", int), _field(message, "size", int)
@@ -385,6 +385,13 @@ def _field(message: Message, name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise FrameError(f"the message lacks {name}: it has {shown(sorted(message))}")
     return value
+
+
+def _claimed(message: Message) -> tuple[str, int]:
+    nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
+    if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
+        raise FrameError("its proof lacks a valid nonce or rank")
+    return nonce, rank
 
 
 def _origin(sock: socket.socket, place: object) -> str:

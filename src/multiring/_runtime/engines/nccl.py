@@ -36,6 +36,7 @@ from multiring.errors import (
     MultiringError,
     PeerLostError,
     StallError,
+    UnsupportedError,
 )
 from multiring.planner import Plan
 
@@ -75,6 +76,11 @@ class NcclEngine(NcclFailures):
                 CollectiveError with the same text.
             CollectiveError: the ranks' versions of NCCL differ, or two ranks use one device.
         """
+        if group.calls.services.seals and len(group.topology.hosts) > 1:
+            raise UnsupportedError(
+                "MULTIRING_SEAL=1: NCCL does not encrypt what it sends between hosts; want a group on one host, or "
+                "MULTIRING_DEVICE_PATH=staged or auto"
+            )
         host = group.twin()
         try:
             engine = cls(host, NcclDevice.of(device_number(device), driver, group.ranks[group.rank]))

@@ -60,6 +60,7 @@ class ProcessServices:
     replan: bool = True
     rank_of_id: Mapping[int, int] | None = None  # the job's ranks by their numbers in the core; None if both are equal
     between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
+    seals: bool = False  # whether connections to other hosts are encrypted; see MULTIRING_SEAL
     device_path: str = "auto"  # how CUDA tensors are reduced; see MULTIRING_DEVICE_PATH
     spin_s: float = 0.0  # how long callers spin before they sleep, if they wait only for ranks of their own host
     generation: GenerationEnd = field(default_factory=GenerationEnd)  # whether the ranks have gone on

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from multiring._limits.processes import limits_told
-from multiring._native import Context, ContextConfig, Holdings
+from multiring._native import Context, ContextConfig, Holdings, load_crypto
 from multiring._runtime.bootstrap.addresses import host_id, network_id
-from multiring._runtime.bootstrap.identity import Identity, naming
+from multiring._runtime.bootstrap.identity import Identity, naming, sealing_as
 from multiring._runtime.bootstrap.launchers import identify
 from multiring._runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring._runtime.bootstrap.rank_process import spawner
@@ -61,7 +61,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     began = time.monotonic()  # the time-out includes the time to find the address
     known = identity or identify(settings, foreign_environment())
     try:
-        return _join_as(known, settings, began)
+        return _join_as(sealing_as(settings, known), settings, began)
     finally:
         known.stop_telling()  # all ranks have met, or they never will
 
@@ -148,6 +148,8 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
 
 def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: bool) -> Context:
     """Return this rank's context of the native core."""
+    if settings.seal:
+        load_crypto(settings.seal_library or "")
     config = ContextConfig(
         rank=identity.rank,
         size=identity.size,
@@ -162,6 +164,7 @@ def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: b
         by_mpi=by_mpi,
         rail_timeout_s=settings.rail_timeout_s,
         wire_timeout_s=settings.wire_timeout_s,
+        seal=settings.seal,
     )
     try:
         return Context(config)
@@ -297,6 +300,7 @@ def _world(
         pins=planned[0],
         replan=settings.replan,
         device_path=settings.device_path,
+        seals=settings.seal,
         between_hosts="tcp" if engine is None else "mpi",
         spin_s=planned[1],
         generation=GenerationEnd(identity.rank, may_end=channel is not None),

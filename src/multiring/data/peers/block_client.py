@@ -24,19 +24,24 @@ class BlockClient:
         secret: the exchange's secret.
         tell: called with a warning when the server fails.
         timeout_s: the most seconds for a block.
+        seals: encrypt the connections; the same as the server.
     """
 
-    def __init__(self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _BLOCK_S) -> None:
+    def __init__(
+        self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _BLOCK_S, *, seals: bool = False
+    ) -> None:
         self.address = address
         self._secret, self._tell, self._timeout_s = secret, tell, timeout_s
+        self._seals = seals
         self._idle: deque[Connection] = deque()
         self._paused_until = 0.0
 
-    def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float]:
-        return (self.address, self._secret, self._tell, self._timeout_s)
+    def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float, bool]:
+        return (self.address, self._secret, self._tell, self._timeout_s, self._seals)
 
-    def __setstate__(self, state: tuple[TcpAddress, bytes, Tell, float]) -> None:
-        BlockClient.__init__(self, *state)
+    def __setstate__(self, state: tuple[TcpAddress, bytes, Tell, float, bool]) -> None:
+        address, secret, tell, timeout_s, seals = state
+        BlockClient.__init__(self, address, secret, tell, timeout_s, seals=seals)
 
     def block(self, request: BlockRequest) -> bytes | None:
         """Return the bytes for a request; None if the peer fails, which is reported.
@@ -66,7 +71,7 @@ class BlockClient:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = Connection(sock, self._timeout_s)
         try:
-            line.greet(self._secret)
+            line.greet(self._secret, seals=self._seals)
         except BaseException:
             line.close()
             raise

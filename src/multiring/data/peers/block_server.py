@@ -31,6 +31,7 @@ class BlockServer:
         give: returns the bytes for a request. If it raises a MultiringError, the peer gets the error's text.
         tell: called with a warning about a connection that failed the handshake or the protocol.
         wait: called before each 64 KiB that are sent; it returns when they may be sent.
+        seals: encrypt the connections; the same as the clients.
 
     Raises:
         ArgumentError: the secret is empty.
@@ -38,13 +39,21 @@ class BlockServer:
     """
 
     def __init__(
-        self, secret: bytes, host: str, give: Give, tell: Tell, wait: Callable[[], None] | None = None
+        self,
+        secret: bytes,
+        host: str,
+        give: Give,
+        tell: Tell,
+        wait: Callable[[], None] | None = None,
+        *,
+        seals: bool = False,
     ) -> None:
         if not secret:
             raise ArgumentError(
                 "a server of blocks without a secret would give them to anybody: set MULTIRING_SECRET_FILE"
             )
         self._secret, self._give, self._tell, self._wait = secret, give, tell, wait
+        self._seals = seals
         self._listener = listen(TcpAddress(host, 0))
         self._listener.setblocking(True)
         name = self._listener.getsockname()
@@ -81,7 +90,7 @@ class BlockServer:
 
     def _serve(self, line: Connection, host: str) -> None:
         try:
-            line.welcome(self._secret)
+            line.welcome(self._secret, seals=self._seals)
             line.patience(_IDLE_S, _PEER_S)
             if self._wait is not None:
                 line.keep_little()

@@ -20,11 +20,18 @@ from multiring._runtime.bootstrap.handshake import (
     new_nonce,
     proof,
 )
+from multiring._runtime.bootstrap.sealing import SEAL_BYTES, KeyOffer, SecretSeal, client_words, server_answer
+from multiring._settings import Settings
 from multiring.data.peers.words import REQUEST_BYTES, BlockRequest, answer, length_of, request_of
 
 _LENGTH = struct.Struct(">I")  # the length of a frame, as in the handshake
 _PIECE_BYTES = 1 << 16  # bytes of a block that are sent at once; between these pieces, gradients have priority
 _PEER = 0  # stands for the rank in proofs, because data peers have no rank
+
+
+def _offer() -> KeyOffer:
+    # A worker process may not have loaded libcrypto yet.
+    return KeyOffer(Settings.from_environment().seal_library or "")
 
 
 class Connection:
@@ -38,10 +45,12 @@ class Connection:
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock = sock
         self._idle_s = self._timeout_s = timeout_s
-        self._seal: Seal | None = None
+        self._seal: Seal | SecretSeal | None = None
 
-    def greet(self, secret: bytes) -> None:
+    def greet(self, secret: bytes, *, seals: bool = False) -> None:
         """Prove to a server that this end has the secret; verify the server's proof.
+
+        With `seals`, the connection is encrypted from then on; the server must do the same.
 
         Raises:
             FrameError: the server's proof is wrong.
@@ -51,14 +60,23 @@ class Connection:
         if not isinstance(theirs, str) or not is_nonce(theirs):
             raise FrameError("it sent no valid nonce")
         nonce = new_nonce()
-        told = {"nonce": nonce, "proof": proof(secret, "client", theirs, nonce, _PEER)}
-        self._send(frame(encode(told)))
-        if not is_proof(decode(self._frame()).get("proof"), proof(secret, "server", theirs, nonce, _PEER)):
+        offer = _offer() if seals else None
+        words = "client" if offer is None else f"client {offer.text}"
+        told = {"nonce": nonce, "proof": proof(secret, words, theirs, nonce, _PEER)}
+        self._send(frame(encode(told if offer is None else {**told, "offer": offer.text})))
+        answer = decode(self._frame())
+        words = "server" if offer is None else f"server {offer.text} {answer.get('offer')}"
+        if not is_proof(answer.get("proof"), proof(secret, words, theirs, nonce, _PEER)):
             raise FrameError("its proof is wrong: it does not have the secret")
+        if offer is not None:
+            self._seal = offer.seal(str(answer["offer"]), secret, theirs, nonce, "client")
+            return
         self._seal = Seal(proof(secret, "session", theirs, nonce, _PEER), "client")
 
-    def welcome(self, secret: bytes) -> None:
+    def welcome(self, secret: bytes, *, seals: bool = False) -> None:
         """Verify a client's proof that it has the secret; prove the same to the client.
+
+        With `seals`, the connection is encrypted from then on; the client must do the same.
 
         Raises:
             FrameError: the client's proof is wrong.
@@ -70,10 +88,13 @@ class Connection:
         theirs = told.get("nonce")
         if not isinstance(theirs, str) or not is_nonce(theirs):
             raise FrameError("it sent no valid nonce")
-        if not is_proof(told.get("proof"), proof(secret, "client", nonce, theirs, _PEER)):
+        words = client_words(told)
+        if not is_proof(told.get("proof"), proof(secret, words, nonce, theirs, _PEER)):
             raise FrameError("its proof is wrong: it does not have the secret")
-        self._send(frame(encode({"proof": proof(secret, "server", nonce, theirs, _PEER)})))
-        self._seal = Seal(proof(secret, "session", nonce, theirs, _PEER), "server")
+        if seals != ("offer" in told):
+            raise FrameError("MULTIRING_SEAL differs between the two ends")
+        answer_told, self._seal = server_answer(_offer() if seals else None, secret, told, (nonce, theirs), _PEER)
+        self._send(frame(encode(answer_told)))
 
     def ask(self, request: BlockRequest) -> bytes:
         """Send a request, and return the bytes of the answer.
@@ -84,7 +105,7 @@ class Connection:
         """
         self._say(request.message())
         size, digest = length_of(self._hear())
-        data = self._bytes(size, time.monotonic() + self._timeout_s)
+        data = self._block(size)
         if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), digest):
             raise FrameError("the block's bytes do not match their SHA-256")
         return data
@@ -99,14 +120,17 @@ class Connection:
 
         `wait` is called before each piece, and returns when the piece may be sent.
         """
-        self._send(self._sealed().close(encode(answer(data))))
-        if wait is None:
+        seal = self._sealed()
+        self._send(seal.close(encode(answer(data))))
+        if wait is None and not isinstance(seal, SecretSeal):
             self._send(data)
             return
         view = memoryview(data)
         for begin in range(0, len(data), _PIECE_BYTES):
-            wait()
-            self._send(view[begin : begin + _PIECE_BYTES])
+            if wait is not None:
+                wait()
+            piece = view[begin : begin + _PIECE_BYTES]
+            self._send(seal.close(bytes(piece)) if isinstance(seal, SecretSeal) else piece)
 
     def refuse(self, text: str) -> None:
         """Answer with an error."""
@@ -125,10 +149,25 @@ class Connection:
         """Close the connection."""
         self._sock.close()
 
-    def _sealed(self) -> Seal:
+    def _sealed(self) -> Seal | SecretSeal:
         if self._seal is None:
             raise FrameError("handshake incomplete: the peer has not authenticated")
         return self._seal
+
+    def _block(self, size: int) -> bytes:
+        """Return the `size` bytes of a block, which come in pieces if they are encrypted."""
+        until = time.monotonic() + self._timeout_s
+        seal = self._sealed()
+        if not isinstance(seal, SecretSeal):
+            return self._bytes(size, until)
+        data = bytearray()
+        while len(data) < size:
+            piece = min(size - len(data), _PIECE_BYTES)
+            (length,) = _LENGTH.unpack(self._bytes(_LENGTH.size, until))
+            if length != piece + SEAL_BYTES:
+                raise FrameError(f"it sent a piece of {length} bytes instead of {piece + SEAL_BYTES}")
+            data += seal.verified(self._bytes(length, until))
+        return bytes(data)
 
     def _say(self, message: Message) -> None:
         self._send(self._sealed().close(encode(message)))

@@ -53,6 +53,7 @@ class Sharing:
         key = np.frombuffer(secrets.token_bytes(32), np.uint8).copy()
         group.broadcast(key, 0)
         secret = key.tobytes()
+        seals = group.calls.services.seals
         self.part: Exchange | None = None
         self._server: BlockServer | None = None
         host = next(each for each in group.topology.hosts if group.rank in each)
@@ -62,10 +63,10 @@ class Sharing:
             wait = None if first_only else Yielding(lambda: sum(each[3] for each in context.rails())).wait
             settings = Settings.from_environment()
             own = own_address(settings.interface) if group.size > 1 else "127.0.0.1"
-            self._server = BlockServer(secret, own, self._give, tell, wait)
+            self._server = BlockServer(secret, own, self._give, tell, wait, seals=seals)
         told = _told(group, str(self._server.address) if self._server else "")
         addresses = [each for each in told if each is not None]
-        self._peers: list[BlockClient | None] = [BlockClient(each, secret, tell) for each in addresses]
+        self._peers: list[BlockClient | None] = [BlockClient(each, secret, tell, seals=seals) for each in addresses]
         mine = told[group.rank if first_only else host[0]]
         if storage is not None and mine is not None and (serves or not first_only):
             here = addresses.index(mine)
