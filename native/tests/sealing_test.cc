@@ -35,6 +35,11 @@ constexpr size_t kHandshakeBytes[2] = {40 + 33 + 32, 16 + 33 + 32 + 1};  // from
 
 enum class Attack : uint8_t { none, flip, drop, repeat, swap, cut, inject, count };
 
+// A record that is withheld, or a size that promises more bytes than follow, looks like a slow network.
+bool withholds(Attack attack) {
+  return attack == Attack::drop || attack == Attack::swap || attack == Attack::flip || attack == Attack::inject;
+}
+
 struct Plan {
   Attack attack = Attack::none;
   int direction = 0;    // 0: from the caller
@@ -252,7 +257,8 @@ Outcome sum_over(const Plan& plan, uint64_t turns, uint64_t count) {
         try {
           operation = context.post(spec_of(rank, 2, turn, direct_all_reduce(rank, 2, count), data.data(), "sum"), true);
           while (context.wait(operation, 0.25) == Context::Waited::timed_out) {
-            if (context.stalled_on(*operation).second > 1) context.give_up(operation, 1 - rank);
+            const double patience_s = withholds(plan.attack) && proxy.attacked() ? 1 : 60;
+            if (context.stalled_on(*operation).second > patience_s) context.give_up(operation, 1 - rank);
           }
           fails = operation->fault() != FaultKind::none;
         } catch (const Fault&) {
@@ -294,15 +300,14 @@ void attacks(uint64_t count, uint64_t seed) {
     check(outcome.wrong == 0, "no attack changes a sum");
     if (!outcome.attacked) continue;  // the ranks sent fewer records
     ++done[plan.attack];
-    // A record that is withheld, or a size that promises more bytes than follow, looks like a slow network.
-    const bool withholds = plan.attack == Attack::drop || plan.attack == Attack::swap || plan.attack == Attack::flip ||
-                           plan.attack == Attack::inject;
     const bool is_last = outcome.right == 2 * static_cast<int>(kTurns);  // after the last sum, nothing can fail
     check(outcome.failed > 0 || is_last, "an attack ends the collectives");
-    check(is_last || outcome.why.find("rank ") != std::string::npos || withholds, "the loss names the connection");
+    check(is_last || outcome.why.find("rank ") != std::string::npos || withholds(plan.attack),
+          "the loss names the connection");
     const bool is_named = outcome.why.find("not authentic") != std::string::npos ||
                           outcome.why.find("sealed record") != std::string::npos;
-    check(is_named || is_last || withholds || plan.attack == Attack::cut, "the loss says that bytes were changed");
+    check(is_named || is_last || withholds(plan.attack) || plan.attack == Attack::cut,
+          "the loss says that bytes were changed");
     if (outcome.wrong > 0 || (outcome.failed == 0 && !is_last)) {
       std::printf("attack %d, direction %d, record %zu, random %lu, seed %lu: %d right, %d failed, %s\n",
                   static_cast<int>(plan.attack), plan.direction, plan.record,
