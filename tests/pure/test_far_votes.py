@@ -13,7 +13,7 @@ from multiring._runtime.failures.launcher_channel import ENDED, KEEP, LauncherMe
 from multiring._runtime.group.generation_end import GenerationEnd
 
 
-class Channel:
+class FarChannel:
     """A channel whose launcher keeps no vote before the test says so."""
 
     def __init__(self, *, is_far: bool) -> None:
@@ -26,7 +26,7 @@ class Channel:
             self.kept.append(decode(line[2:]).vote)
 
 
-class Control:
+class SentVotes:
     """Carries messages to another rank's vote, at once."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Control:
 
 
 def vote_of(rank: int, *, is_far: bool) -> tuple[GenerationVote, Any, Any]:
-    channel: Any = Channel(is_far=is_far)
-    control: Any = Control()
+    channel: Any = FarChannel(is_far=is_far)
+    control: Any = SentVotes()
     end = GenerationEnd(rank, may_end=True)
     return GenerationVote(control, channel, dict.fromkeys(range(3)), end, "a job", 1), channel, control
 

@@ -3,7 +3,7 @@
 from multiring._launch.host_health import HostHealth
 
 
-class Clock:
+class HandClock:
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -11,7 +11,7 @@ class Clock:
 
 
 def test_the_second_failure_keeps_newcomers_off_for_longer_and_longer() -> None:
-    clock = Clock()
+    clock = HandClock()
     health = HostHealth((10.0, 35.0), clock)
     assert health.note_failure("a") is None
     assert health.may_be_used("a")
@@ -29,7 +29,7 @@ def test_the_second_failure_keeps_newcomers_off_for_longer_and_longer() -> None:
 
 
 def test_ranks_that_are_lost_together_are_one_failure() -> None:
-    clock = Clock()
+    clock = HandClock()
     health = HostHealth((10.0, 35.0), clock)
     assert [health.note_failure("a") for _ in range(4)] == [None] * 4
     assert health.may_be_used("a")

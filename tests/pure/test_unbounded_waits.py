@@ -40,6 +40,7 @@ KNOWN = {
     ("_launch/function.py", "process.wait()"): JOB,
     ("_launch/function.py", "selector.select()"): JOB,
     ("_launch/job.py", "os.waitpid(member.pid, 0)"): OVER,
+    ("_launch/host_discovery.py", "process.wait()"): KILLED,
     ("_launch/live_page.py", "self._process.wait()"): KILLED,
     ("_launch/local_point.py", "self._listener.accept()"): READY,
     ("_launch/watchdog.py", "os.waitpid(self._pid, 0)"): KILLED,

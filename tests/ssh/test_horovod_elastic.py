@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.ssh_hosts import HOME, SshHosts
 
+pytestmark = pytest.mark.timeout(400)
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -122,7 +123,7 @@ def run(
 MULTIRING = ("python", "-m", "multiring")
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [1])
 def test_hosts_are_added_and_removed(hosts: SshHosts, shared: Path, slots: int) -> None:
     steps = {"1": f"host0:{slots}\nhost1:{slots}\n", "2": f"host1:{slots}\n"}
     sizes = {"0": slots, "1": 2 * slots, "2": slots}
@@ -135,27 +136,15 @@ def test_hosts_are_added_and_removed(hosts: SshHosts, shared: Path, slots: int) 
     ), err
 
 
-@pytest.mark.parametrize("mode", ["exception", "kill"])
-@pytest.mark.parametrize("has_script", [True, False])
-def test_one_rank_fails(hosts: SshHosts, shared: Path, mode: str, *, has_script: bool) -> None:
+def test_one_rank_fails(hosts: SshHosts, shared: Path) -> None:
     """Horovod goes on with the other host's two ranks. Here the host's healthy rank stays, and a newcomer comes."""
-    words = () if has_script else ("-H", "host0:2,host1:2")
     code, epochs, err = run(
-        hosts, shared, "-np", "2", "--min-np", "2", *words, first=TWO if has_script else None, mode=mode,
-        fails={"1": [0]}, sizes={"2": 4},
-    )  # fmt: skip
+        hosts, shared, "-np", "2", "--min-np", "2", first=TWO, mode="kill", fails={"1": [0]}, sizes={"2": 4}
+    )
     assert code == 0, err
     assert [epoch for epoch, *_ in epochs] == [0, 1, 2], err
     assert [size for _, size, *_ in epochs] in ([4, 3, 4], [4, 4, 4]), err
     assert "rank 4 is started as a newcomer on host0" in err
-
-
-@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [0, 2]])
-def test_all_ranks_or_one_of_each_host_fail(hosts: SshHosts, shared: Path, ranks: list[int]) -> None:
-    code, epochs, err = run(hosts, shared, "-np", "2", "--min-np", "2", first=TWO, fails={"1": ranks})
-    assert code == 1, err
-    assert [epoch for epoch, *_ in epochs] == [0]
-    assert "RuntimeError: fails in epoch 1" in err
 
 
 def test_too_few_ranks_are_left(hosts: SshHosts, shared: Path) -> None:
