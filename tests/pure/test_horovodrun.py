@@ -137,7 +137,7 @@ def test_what_has_no_effect_is_said(
         ("--min-np 3", "--min-np 3, -np 2: want 1 to 2"),
         ("--min-np 0", "--min-np 0, -np 2: want 1 to 2"),
         ("--max-num-proc 1", "--max-np 1, -np 2: want at least 2"),
-        ("--slots-per-host 2", "--slots-per-host: want --min-np K below -np 2, or --host-discovery-script, too"),
+        ("--slots-per-host 2", "--slots-per-host: want --min-np K or --host-discovery-script, too"),
         ("--reset-limit 2", "--reset-limit: want --min-np K"),
         ("--blacklist-cooldown-range 1 2", "--blacklist-cooldown-range: want --min-np K"),
         ("--elastic-timeout 9", "--elastic-timeout: want --min-np K"),
@@ -167,8 +167,14 @@ def test_ranks_come_and_go(calls: list[Call]) -> None:
     main(["horovodrun", "-np", "2", "--min-np", "1", "-H", "a:2,b:2", "--reset-limit", "3", "true"])
     main(["horovodrun", "-np", "2", "--max-np", "3", "-H", "a:2,b:2", "--blacklist-cooldown-range", "1", "9", "true"])
     main(["horovodrun", "-np", "2", "--min-np", "1", "-H", "localhost:3", "true"])
+    main(["horovodrun", "-np", "2", "--min-np", "2", "-H", "a:2,b:2", "true"])
     found = [(ranks, hosts, options.min_ranks, options.max_ranks) for _, ranks, hosts, options in calls]
-    assert found == [(4, "a:2,b:2 by ssh", 1, 4), (3, "a:2,b:2 by ssh", 2, 3), (3, None, 1, 3)]
+    assert found == [
+        (4, "a:2,b:2 by ssh", 1, 4),
+        (3, "a:2,b:2 by ssh", 2, 3),
+        (3, None, 1, 3),
+        (4, "a:2,b:2 by ssh", 2, 4),
+    ]
     assert calls[0][3].reset_limit == 3
     assert calls[1][3].cooldown_s == (1.0, 9.0)
 

@@ -227,8 +227,9 @@ def _changing(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ArgumentError(f"--min-np {least}, -np {ranks}: want 1 to {ranks}")
     if most is not None and most < ranks:
         raise ArgumentError(f"--max-np {most}, -np {ranks}: want at least {ranks}")
-    if not has_script and least in (None, ranks) and most in (None, ranks):
-        _refuse(arguments, _ELASTIC, f"want --min-np K below -np {ranks}, or --host-discovery-script, too")
+    # As in Horovod, --min-np alone makes a job elastic: it uses all places of the hosts.
+    if not has_script and (least, most) in ((None, None), (None, ranks), (ranks, ranks)):
+        _refuse(arguments, _ELASTIC, "want --min-np K or --host-discovery-script, too")
         return {}
     changing: dict[str, Any] = {"min_ranks": least or ranks}
     if arguments.reset_limit is not None:
