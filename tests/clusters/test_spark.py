@@ -178,8 +178,8 @@ def test_large_results_and_nested_jobs_arrive(attacks: dict[str, dict[str, Any]]
     check_large_and_nested(attacks)
 
 
-def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:
-    check_guide(hosts, "guide_spark.md")
+def test_the_guides_programs_run_as_they_stand(hosts: ClusterHosts) -> None:
+    check_guide(hosts, "guide_spark.md", programs=3)
 
 
 @pytest.mark.parametrize(

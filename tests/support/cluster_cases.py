@@ -18,6 +18,8 @@ from tests.support.cluster_hosts import ClusterHosts
 from tests.support.page_blocks import BLOCK, ROOT
 
 STEPS = 60
+# How many commands start a guide's cluster; the fixtures of the tests run them.
+STARTERS = {"guide_ray.md": 2, "guide_dask.md": 3, "guide_spark.md": 3}
 LONGEST_S = 800.0  # of all jobs of a session, on a busy machine
 
 
@@ -144,15 +146,24 @@ def check_refused(case: dict[str, Any], error: str, text: str) -> None:
     assert case["seconds"] < 100
 
 
-def check_guide(hosts: ClusterHosts, page: str) -> None:
-    """Run the last command of a guide, which starts its program, and check that it prints what the guide shows."""
+def check_guide(hosts: ClusterHosts, page: str, programs: int) -> None:
+    """Run each command of a guide that shows an output, and check that it prints exactly these lines, in their order.
+
+    The commands without an output start the cluster, and the fixtures run them.
+
+    Args:
+        hosts: the hosts with the cluster.
+        page: the guide.
+        programs: how many commands the guide has that show an output.
+    """
     guide_file(page, hosts.folder)
-    host, command = guide_commands(page)[-1]
-    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
-    assert code == 0, output
-    told = re.findall(r"^\(\d.*\)$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(told) == 4
-    assert [line for line in output.splitlines() if re.match(r"\(\d", line)] == told
+    shown = [(host, command, lines) for host, command, lines in guide_blocks(page) if lines]
+    assert len(shown) == programs
+    assert len(guide_blocks(page)) == programs + STARTERS[page]
+    for host, command, lines in shown:
+        code, output = hosts.run(host, "bash", "-c", command, timeout_s=900)
+        assert code == 0, output
+        assert [line for line in output.splitlines() if line in lines] == lines, (command, output)
 
 
 def check_nothing_left(hosts: ClusterHosts) -> None:
@@ -162,8 +173,17 @@ def check_nothing_left(hosts: ClusterHosts) -> None:
 
 def guide_commands(page: str) -> list[tuple[int, str]]:
     """Return the commands that a guide shows with a host's prompt: the host's number and the command."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return [(int(host), command) for host, command in re.findall(r"^host(\d)\$ (.*)$", text, re.MULTILINE)]
+    return [(host, command) for host, command, _ in guide_blocks(page)]
+
+
+def guide_blocks(page: str) -> list[tuple[int, str, list[str]]]:
+    """Return the commands that a guide shows with a host's prompt: the host's number, the command, and its output."""
+    found = []
+    for block in BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        if block["kind"] == "console":
+            commands = re.findall(r"^host(\d)\$ (.*)\n((?:(?!host\d\$).*\n)*)", block["text"], re.MULTILINE)
+            found += [(int(host), command, output.splitlines()) for host, command, output in commands]
+    return found
 
 
 def guide_file(page: str, folder: Path) -> None:

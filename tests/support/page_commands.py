@@ -115,12 +115,19 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     **{
         (f"guide_{name}.md", command): Read(CLUSTERS.format(name))
         for name, commands in {
-            "ray": ("ray start --head", "ray start --address=host0:6379", "python train_ray.py"),
+            "ray": (
+                "ray start --head",
+                "ray start --address=host0:6379",
+                "python train_ray.py",
+                "multiring run --horovod -n 1 train_horovod.py",
+            ),
             "dask": ("dask scheduler", "dask worker tcp://host0:8786 --nthreads 2", "python train_dask.py"),
             "spark": (
                 "spark-class org.apache.spark.deploy.master.Master --host host0",
                 "spark-class org.apache.spark.deploy.worker.Worker spark://host0:7077 --cores 2",
                 "spark-submit --master spark://host0:7077 train_spark.py",
+                "multiring run --horovod -n 1 -- spark-submit --master spark://host0:7077 train_horovod.py",
+                "multiring run --horovod -n 1 -- spark-submit --master spark://host0:7077 fit.py",
             ),
         }.items()
         for command in commands
