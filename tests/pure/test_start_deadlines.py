@@ -2,6 +2,7 @@
 
 import json
 import queue
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,10 @@ class FrozenClient:
 
     def __init__(self) -> None:
         self.never: queue.Queue[None] = queue.Queue()
+        self.scheduler_python = ".".join(map(str, sys.version_info))
+
+    def get_versions(self) -> dict[str, Any]:
+        return {"scheduler": {"host": {"python": self.scheduler_python}}, "workers": {}}
 
     def run_on_scheduler(self, _function: Callable[..., Any]) -> dict[str, int]:
         return {"worker": 4}
@@ -74,6 +79,16 @@ def test_a_frozen_worker_of_dask_ends_the_start_at_its_own_time_out() -> None:
             job.run(b"", {})
     finally:
         client.never.put(None)
+
+
+def test_another_python_of_dasks_scheduler_is_named_before_it_is_sent_code() -> None:
+    client = FrozenClient()
+    client.scheduler_python = "3.9.1.final.0"
+    with (
+        pytest.raises(LaunchError, match=r"the Dask scheduler has Python 3\.9\.1\.final\.0, this process has 3\."),
+        DaskJob(client, 2, 0.1) as job,
+    ):
+        job.run(b"", {})
 
 
 def test_a_stated_time_out_is_that_of_an_allocations_start(monkeypatch: pytest.MonkeyPatch) -> None:

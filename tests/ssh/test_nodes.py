@@ -1,8 +1,10 @@
 """`multiring run --nodes --node-rank --meet` on virtual hosts, without ssh and without a scheduler."""
 
 import signal
+import sys
 
-from tests.support import secret_search
+import pytest
+from tests.support import other_installs, secret_search
 from tests.support.secret_search import secret_shown
 from tests.support.ssh_hosts import HOME, RUN, UID, Process, SshHosts
 
@@ -79,6 +81,56 @@ def test_another_number_of_nodes_is_refused(hosts: SshHosts) -> None:
     assert code == 2
     assert other_code != 0
     assert "node 1 (host1) was started with --nodes 3, and node 0 with --nodes 2: want the same" in err
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (other_installs.other_multiring(), "has multiring 0.0.7 on Python"),
+        (other_installs.other_python(), f"on Python {sys.version_info[0]}.{sys.version_info[1]}.99, and this host has"),
+    ],
+    ids=["other version", "other Python"],
+)
+def test_another_installation_on_a_node_is_named(hosts: SshHosts, there: str, words: str) -> None:
+    hosts.write("again.py", AGAIN)
+    hosts.as_root(hosts.lab.hosts[1], there)
+    try:
+        (code, _, err), (other_code, _, other_err) = ends(node(hosts, 0, "again.py"), node(hosts, 1, "again.py"))
+    finally:
+        hosts.as_root(hosts.lab.hosts[1], other_installs.undone())
+    assert code == 2
+    assert other_code != 0
+    assert "node 1" in err
+    assert words in err, other_err
+
+
+def test_a_script_that_a_node_does_not_have_is_named_there(hosts: SshHosts) -> None:
+    hosts.write("mine.py", AGAIN, [0])
+    limit = ("--env", "MULTIRING_INIT_TIMEOUT_S=8")
+    (code, _, err), (other_code, _, other_err) = ends(
+        node(hosts, 0, *limit, "mine.py"), node(hosts, 1, *limit, "mine.py")
+    )
+    assert code == 2
+    assert "node 1: no answer within 8 s" in err
+    assert other_code in (2, 127)
+    assert "mine.py" in other_err
+
+
+def test_a_port_that_a_firewall_closes_is_named_on_both(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    hosts.as_root(hosts.lab.hosts[0], other_installs.closed_ports(29400, 29400))
+    limit = ("--env", "MULTIRING_INIT_TIMEOUT_S=8")
+    try:
+        (code, _, err), (other_code, _, other_err) = ends(
+            node(hosts, 0, *limit, "again.py"), node(hosts, 1, *limit, "again.py")
+        )
+    finally:
+        hosts.as_root(hosts.lab.hosts[0], other_installs.undone())
+    assert (code, other_code) == (2, 2)
+    assert "node 1: no answer within 8 s; every node must run the same command" in err
+    assert "must reach host0:29400" in err
+    assert "host0:29400" in other_err
+    assert "timed out" in other_err
 
 
 def test_a_port_that_is_in_use_is_named(hosts: SshHosts) -> None:

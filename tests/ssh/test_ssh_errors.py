@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from tests.support import other_installs
 from tests.support.ssh_hosts import HOME, ROOT, RUN, SshHosts
 
 from multiring.lab import parse_fault
@@ -113,6 +114,52 @@ def test_no_such_python_there(hosts: SshHosts) -> None:
     assert done.returncode == 2, done.stderr
     told = f"host1: no agent runs there: env: '{python}': No such file or directory; this Python must be on every host"
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (other_installs.other_multiring(), "host1 has multiring 0.0.7 on Python"),
+        (other_installs.no_multiring(), "that Python has no multiring of this version: install it there"),
+        (other_installs.other_python(), f"on Python {sys.version_info[0]}.{sys.version_info[1]}.99, and this host has"),
+        (
+            other_installs.closed_python(),
+            "Permission denied; the user of this job must be able to execute this Python on every host",
+        ),
+    ],
+    ids=["other version", "no multiring", "other Python", "another user's Python"],
+)
+def test_another_installation_there(hosts: SshHosts, there: str, words: str) -> None:
+    hosts.as_root(hosts.lab.hosts[1], there)
+    try:
+        told = refused(hosts, "--hosts", "host0:1,host1:1")
+    finally:
+        hosts.as_root(hosts.lab.hosts[1], other_installs.undone())
+    assert words in told
+    assert "host1" in told
+
+
+def test_ports_that_a_firewall_closes(hosts: SshHosts) -> None:
+    hosts.write("say.py", SAY)
+    hosts.as_root(hosts.lab.hosts[0], other_installs.closed_ports(23400, 23420))
+    try:
+        done = hosts.launch(
+            "--hosts", "host0:1,host1:1", "say.py", MULTIRING_PORTS="23400-23420", MULTIRING_INIT_TIMEOUT_S="8"
+        )
+    finally:
+        hosts.as_root(hosts.lab.hosts[0], other_installs.undone())
+    assert done.returncode == 1, done.stderr
+    assert "RendezvousError" in done.stderr
+    assert "rank 1 found no rank 0 at 10." in done.stderr
+    assert "(last attempt: timed out)" in done.stderr
+    assert "; nothing answers: a firewall may close this port: MULTIRING_PORTS=" in done.stderr
+    for number in range(3):
+        assert hosts.wait_until_gone(number) == []
+
+
+def test_more_ranks_than_places(hosts: SshHosts) -> None:
+    told = refused(hosts, "-n", "5", "--hosts", "host0:2,host1:2")
+    assert "5 ranks, but host0:2,host1:2 has places for 4; want fewer ranks, or more hosts" in told
 
 
 def test_ports_that_are_taken(hosts: SshHosts) -> None:

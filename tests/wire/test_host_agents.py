@@ -501,6 +501,34 @@ def test_the_reason_of_a_loss_is_not_what_was_printed_before_the_agent_came() ->
         assert late.reason() == "srun was killed by SIGKILL"
 
 
+@pytest.mark.parametrize(
+    ("told", "lost"),
+    [
+        ("srun: error: host1: task 1: Exited with exit code 13", {1}),
+        ("srun: error: host[1-3,5]: tasks 1-3,5: Killed", {1, 2, 3, 5}),
+        ("srun: warning: host1: task 1: is slow", set()),
+    ],
+)
+def test_an_agent_whose_end_srun_tells_is_not_waited_for(told: str, lost: set[int]) -> None:
+    script = f"echo '{told}' >&2; sleep 0.2; echo 'slurmstepd: error: execve(): the reason' >&2; read line"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        agents = AgentProcess(process, "srun")
+        sessions = [HostSession(f"node {node}", node, 1) for node in range(7)]
+        for session in sessions:
+            session.process = agents
+        while not agents.lines_told():
+            time.sleep(0.01)
+        assert {node for node in range(7) if agents.has_lost_task(node)} == lost
+        for node in lost:
+            wait_for(lambda node=node: sessions[node].has_ended_early)  # type: ignore[misc]
+            assert sessions[node].reason().endswith("the reason")
+        assert not any(session.has_ended_early for session in sessions if session.index not in lost)
+        process.stdin.write(b"on\n")
+
+
 def test_a_signal_before_all_nodes_have_come_ends_the_job_and_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -2,12 +2,15 @@
 
     sudo .venv/bin/python benchmarks/evidence/launching/kills.py [--seconds 1800] [--only ssh,nodes,torchrun,srun,run]
         [--results FILE]
+    sudo .ci/with-clusters python benchmarks/evidence/launching/kills.py --only ray,dask [--seconds 1800] ...
 
 The hosts are two virtual ones with sshd (ssh, nodes, torchrun), and two with a real Slurm (srun, and run: `multiring
-run` in an allocation). A case starts a job of four ranks, and sometimes a second one beside it. At a random moment it
-kills a random process of the first job, or presses Ctrl-C once or twice. The job must end in bounded time with an exit
-code other than 0, and name what was lost, once (after Ctrl-C it need not). No process and no file of it may be left on
-any host. The second job must end well.
+run` in an allocation). For ray and dask they are the nodes of a cluster, and clusters.py says what a case is.
+
+A case starts a job of four ranks, and sometimes a second one beside it. At a random moment it kills a random process of
+the first job, or presses Ctrl-C once or twice. The job must end in bounded time with an exit code other than 0, and
+name what was lost, once (after Ctrl-C it need not). No process and no file of it may be left on any host. The second
+job must end well.
 
 The results file has a line for each case; a further run goes on with the next seed.
 """
@@ -24,12 +27,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
+from benchmarks.evidence.launching.clusters import FRAMEWORKS, Cluster, cluster_case, clusters
 from benchmarks.evidence.support.claims import commit, machine
 from tests.support.slurm_cluster import HOME as SLURM_HOME
 from tests.support.slurm_cluster import USER_NUMBER, SlurmCluster
@@ -57,6 +62,7 @@ for step in range(int(sys.argv[1])):
 sys.stdout.write(f"\\nrank {group.rank} is done\\n")
 """
 FOR_EVER, SHORT = "1000000", "900"
+MODULES = {"ray": "ray", "dask": "distributed"}  # of .ci/with-clusters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -395,10 +401,13 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 @contextlib.contextmanager
-def sites(names: Sequence[str]) -> Iterator[dict[str, Site]]:
+def sites(names: Sequence[str]) -> Iterator[dict[str, Site | Cluster]]:
     """Start the hosts that jobs of these kinds need."""
     with contextlib.ExitStack() as stack:
-        made: dict[str, Site] = {}
+        made: dict[str, Site | Cluster] = {}
+        if frameworks := [name for name in names if name in FRAMEWORKS]:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            made |= stack.enter_context(clusters(frameworks, place))
         if over_ssh := [name for name in names if name in ("ssh", "nodes", "torchrun")]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             site = Site(stack.enter_context(ssh_hosts(2, folder)))
@@ -422,6 +431,9 @@ def main() -> int:
     # A shell ignores SIGINT in its background commands, and their children inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     names = arguments.only.split(",")
+    for name in MODULES.keys() & set(names):
+        if find_spec(MODULES[name]) is None:
+            parser.error(f"{name} is not installed here: start this program by `.ci/with-clusters python`")
     text = arguments.results.read_text() if arguments.results.exists() else ""
     done = [json.loads(line) for line in text.splitlines()]
     until_s = time.monotonic() + arguments.seconds
@@ -429,7 +441,8 @@ def main() -> int:
         while time.monotonic() < until_s:
             seed = len(done)
             name = names[seed % len(names)]
-            done.append(case(made[name], name, seed))
+            site = made[name]
+            done.append(cluster_case(site, seed) if isinstance(site, Cluster) else case(site, name, seed))
             with arguments.results.open("a") as file:
                 file.write(json.dumps(done[-1]) + "\n")
             shown = {key: value for key, value in done[-1].items() if key not in ("faults", "says")}

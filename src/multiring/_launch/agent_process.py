@@ -1,6 +1,7 @@
 """A process of the launcher that starts agents: ssh, srun, or an agent of this host."""
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from multiring._launch.rank_reports import name_of
 
 LAST_WORDS_S = 1.0  # how long a process may take to end and to say why, after its connection has closed
 _READ_BYTES = 1 << 16
+# How srun tells that tasks have ended, as in "srun: error: host1: task 1: Exited with exit code 1".
+_LOST_TASKS = re.compile(r"srun: error: \S+: tasks? (\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*): ")
 _SHOWN_LINES = 20
 _PAUSE_S = 0.01
 
@@ -50,6 +53,13 @@ class AgentProcess:
         """Return the last lines that the process, or the agent through it, has printed after the first `since` ones."""
         self._read_errors()
         return "; ".join(list(self._lines)[max(0, since - self._dropped) :])
+
+    def has_lost_task(self, number: int) -> bool:
+        """Return whether srun has printed that a task of its step has ended."""
+        self._read_errors()
+        found = filter(None, map(_LOST_TASKS.match, self._lines))
+        spans = [span.partition("-") for each in found for span in each[1].split(",")]
+        return any(int(first) <= number <= int(last or first) for first, _, last in spans)
 
     @property
     def ending(self) -> str:

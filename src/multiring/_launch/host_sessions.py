@@ -26,8 +26,9 @@ _BYE_S = 5.0
 _REMEDIES = {
     "Host key verification failed": "its key is not known here, or has changed: connect once by hand with "
     "`ssh {host}`, compare the key and accept it, or add it to ~/.ssh/known_hosts",
-    "Permission denied": "ssh would have to ask for a password, and it cannot: set up a key, for example with "
+    "Permission denied (": "ssh would have to ask for a password, and it cannot: set up a key, for example with "
     "`ssh-copy-id {host}`, or unlock it in ssh-agent",
+    "Permission denied": "the user of this job must be able to execute this Python on every host: {python}",
     "Could not resolve": "want names that ssh knows, from DNS, /etc/hosts or ~/.ssh/config",
     "No module named": "that Python has no multiring of this version: install it there, into {python}",
     "not found": "this Python must be on every host under the same path: {python}",
@@ -91,8 +92,12 @@ class HostSession:
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether the program that starts the agent has ended, and no agent has come."""
-        return self.link is None and self.process is not None and self.process.has_ended
+        """Whether the agent, or the program that starts it, has ended, and no agent has come."""
+        if self.link is not None or self.process is None:
+            return False
+        if self.process.has_lost_task(self.index) and self._told_by is None:
+            self._told_by = time.monotonic() + LAST_WORDS_S  # the reason may come after the end
+        return self.process.has_ended or (self._told_by is not None and time.monotonic() >= self._told_by)
 
     @property
     def is_lost(self) -> bool:

@@ -70,6 +70,7 @@ class DaskJob:
         Raises:
             LaunchError: the ranks could not be started.
         """
+        self._check_pythons()
         threads = self._enough_threads()
         facts = self._facts(sorted(threads))
         hosts = {worker: each.host for worker, each in facts.items()}
@@ -160,8 +161,28 @@ class DaskJob:
         threads: dict[str, int] = _within(self._patience_s(), self._client.run_on_scheduler, _threads_of_workers())
         return threads
 
+    def _check_pythons(self) -> None:
+        """Compare the Python of the scheduler and the workers with this process's, by Dask's own question.
+
+        Another Python may not understand the code that the other questions send.
+
+        Raises:
+            LaunchError: one has another Python.
+        """
+        told = _within(self._patience_s(), self._client.get_versions)
+        found = {"the Dask scheduler": told["scheduler"]} | {
+            f"Dask worker {worker}": about for worker, about in told["workers"].items()
+        }
+        for name, about in found.items():
+            if not f"{about['host']['python']}.".startswith(f"{python_here()}."):
+                raise LaunchError(
+                    f"{name} has Python {about['host']['python']}, this process has {python_here()}: functions are "
+                    "sent as bytecode, so use the same version on every host"
+                )
+
     def _facts(self, workers: Sequence[str]) -> dict[str, WorkerFacts]:
         """Return each worker's facts; the versions are compared first, by code that needs no multiring there."""
+        self._check_pythons()  # workers may have come since the start
         answers = self._answers(version_probe(), workers=workers)
         known = [probed(f"Dask worker {worker}", answer) for worker, answer in answers.items()]
         check_versions(known, VERSION, python_here())

@@ -3,6 +3,7 @@
 Such a rank finds rank 0, authenticates, then sends one peer info per round.
 """
 
+import errno
 import os
 import select
 import socket
@@ -29,9 +30,11 @@ from multiring._runtime.bootstrap.handshake import (
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, TimeLimit
 from multiring._runtime.bootstrap.sealing import KeyOffer, SecretSeal
-from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
+from multiring._runtime.bootstrap.waiting_lines import FIREWALL, WaitingLines, led_to, who_says_so
 from multiring.errors import RendezvousError, StateError
 
+# The errors of a connection attempt that was not even refused.
+_UNANSWERED = {"timed out", os.strerror(errno.ETIMEDOUT), os.strerror(errno.EHOSTUNREACH)}
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _QUIET_S = 1.0
@@ -225,7 +228,7 @@ class Client:
         hint = (
             "; an address that begins with @ is visible on one host only"
             if isinstance(self._address, LocalAddress)
-            else led_to(self._address)
+            else led_to(self._address) + (f"; nothing answers: {FIREWALL}" if reason in _UNANSWERED else "")
         )
         return f"{where} (last attempt: {reason}){hint}{who_says_so(self._identity)}"
 

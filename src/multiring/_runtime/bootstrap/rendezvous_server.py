@@ -34,7 +34,7 @@ from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.open_files import make_room_for_files
 from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, RendezvousLink, TimeLimit, tell
 from multiring._runtime.bootstrap.sealing import client_words, offer_for, server_answer
-from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
+from multiring._runtime.bootstrap.waiting_lines import WaitingLines, closed_port, led_to, who_says_so
 from multiring.errors import ArgumentError, RendezvousError
 
 _MAX_PENDING_HANDSHAKES = 256  # one more connection waits, or replaces the oldest pending handshake
@@ -167,7 +167,7 @@ class Server:
         return _ranks_text([rank for rank in range(self._identity.size) if rank not in self._peer_infos])
 
     def _tried(self) -> str:
-        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
+        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else closed_port(self._place)
         return f"{refused}{led_to(self._place)}{who_says_so(self._identity)}"
 
     # -- the loop

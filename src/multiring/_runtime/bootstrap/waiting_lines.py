@@ -17,6 +17,10 @@ _LEFT_OVER = (
     "if another launcher, or the shell that it started, left these variables in the environment, unset them; otherwise "
     "start all ranks"
 )
+FIREWALL = (
+    "a firewall may close this port: MULTIRING_PORTS=20000-20100 keeps ranks to a range of ports, which the hosts must "
+    "open for each other"
+)
 
 
 class WaitingLines:
@@ -49,6 +53,11 @@ def led_to(address: LocalAddress | TcpAddress) -> str:
         f"; {address.host} resolves to {', '.join(found)} here: MULTIRING_RENDEZVOUS sets where rank 0 listens, and "
         "MULTIRING_INTERFACE sets the interface that carries bytes"
     )
+
+
+def closed_port(address: LocalAddress | TcpAddress) -> str:
+    """Return why ranks that run may not arrive at the address, with advice. For a local address, return ""."""
+    return "" if isinstance(address, LocalAddress) else f"; if they have started, {FIREWALL}"
 
 
 def who_says_so(identity: Identity) -> str:
