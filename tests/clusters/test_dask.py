@@ -1,13 +1,15 @@
 """Ranks on a Dask cluster of two hosts. `.ci/with-clusters` has Dask."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.support.cluster_attacks import ODD
 from tests.support.cluster_cases import (
+    BAD_INPUT,
     attacks_on,
+    bad_input_on,
     cases_on,
     check_attack,
     check_digits,
@@ -111,6 +113,36 @@ def test_a_rank_that_ends_oddly_is_named(attacks: dict[str, dict[str, Any]], kin
 
 def test_large_results_and_nested_jobs_arrive(attacks: dict[str, dict[str, Any]]) -> None:
     check_large_and_nested(attacks)
+
+
+def renew(hosts: ClusterHosts) -> Callable[[], None]:
+    """Return a function that kills the worker of host1 and waits until its nanny has started another."""
+
+    def act() -> None:
+        log = hosts.folder / "b.log"
+        count = log.read_text(errors="replace").count("Registered to")
+        code, output = hosts.run(1, "pkill", "-9", "-f", "multiprocessing.spawn import spawn_main", timeout_s=60)
+        assert code == 0, output
+        wait_for(log, "Registered to", timeout_s=240, count=count + 1)
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def refused(hosts: ClusterHosts, attacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the reports of jobs with bad input on the hosts, run after all other jobs."""
+    del attacks
+    return bad_input_on(hosts, "dask", f"{hosts.address(0)}:8786", renew(hosts))
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_on_a_host_is_an_error_in_bounded_time(refused: dict[str, dict[str, Any]], case: str) -> None:
+    check_refused(refused[case], *BAD_INPUT[case])
+    assert len(refused["again"]["result"]) == 2  # after all of them
+
+
+def test_another_python_on_a_worker_is_named(refused: dict[str, dict[str, Any]]) -> None:
+    check_refused(refused["other Python"], "LaunchError", "has Python 3.99.0.final.0, this process has 3.")
 
 
 def test_the_guides_programs_run_as_they_stand(hosts: ClusterHosts) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from tests.support.cluster_attacks import ODD
 from tests.support.cluster_cases import (
+    BAD_INPUT,
     attacks_on,
+    bad_input_on,
     cases_on,
     check_attack,
     check_digits,
@@ -176,6 +178,19 @@ def test_a_rank_that_ends_oddly_is_named(attacks: dict[str, dict[str, Any]], kin
 
 def test_large_results_and_nested_jobs_arrive(attacks: dict[str, dict[str, Any]]) -> None:
     check_large_and_nested(attacks)
+
+
+@pytest.fixture(scope="module")
+def refused(hosts: ClusterHosts, attacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the reports of jobs with bad input on the hosts, run after all other jobs."""
+    del attacks
+    return bad_input_on(hosts, "spark", "spark://host0:7077")
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_on_a_host_is_an_error_in_bounded_time(refused: dict[str, dict[str, Any]], case: str) -> None:
+    check_refused(refused[case], *BAD_INPUT[case])
+    assert len(refused["again"]["result"]) == 2  # after all of them
 
 
 def test_the_guides_programs_run_as_they_stand(hosts: ClusterHosts) -> None:

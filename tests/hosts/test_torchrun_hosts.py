@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support import other_installs
 from tests.support.page_blocks import BLOCK, ROOT
 
 from multiring.lab import Lab, LabPlan, parse_fault
@@ -125,6 +126,12 @@ class Agents:
                 preexec_fn=host.preparation(self._folder),
             ).stdout
 
+    def script(self, number: int, text: str) -> None:
+        """Run a shell script as root on a host."""
+        host = self._lab.hosts[number]
+        with host.birthplace():
+            subprocess.run(["/bin/sh", "-c", text], check=True, timeout=60, preexec_fn=host.preparation(self._folder))
+
     def kill_host(self, number: int) -> None:
         """Kill all processes of a host at once."""
         self._lab.apply(parse_fault(["kill", f"host{number}"], self._lab.plan))
@@ -181,6 +188,24 @@ def test_a_killed_host_is_named_and_ends_the_job(agents: Agents, tmp_path: Path)
     assert first.returncode != 0
     assert "PeerLostError" in output
     assert time.monotonic() - began < 90, output  # 10 s, and the time of a busy machine
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("number", "script", "words"),
+    [
+        (1, other_installs.other_multiring(), "ranks run different multiring versions: "),
+        (1, other_installs.no_multiring(), "No module named 'multiring'"),
+        (0, other_installs.closed_ports(7600, 7620), "a firewall may close this port: MULTIRING_PORTS="),
+    ],
+    ids=["other version", "no multiring", "closed ports"],
+)
+def test_bad_input_on_a_host_is_an_error(agents: Agents, number: int, script: str, words: str) -> None:
+    agents.script(number, script)
+    agents.start(STATIC, "", MULTIRING_INIT_TIMEOUT_S="20", MULTIRING_PORTS="7600-7620")
+    ends = agents.ends()
+    assert all(code != 0 for code, _ in ends), ends
+    assert any(words in output for _, output in ends), ends
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)

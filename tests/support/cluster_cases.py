@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import other_installs
 from tests.support.cluster_attacks import ODD
+from tests.support.cluster_bad_input import CLOSED
 from tests.support.cluster_drivers import MARK
 from tests.support.cluster_hosts import ClusterHosts
 from tests.support.page_blocks import BLOCK, ROOT
@@ -64,6 +66,39 @@ def attacks_on(hosts: ClusterHosts, framework: str, address: str) -> dict[str, d
     code, output = hosts.run(0, "kill", "-9", (folder / "driver").read_text(encoding="ascii"), timeout_s=60)
     assert code == 0, output
     _wait_until(lambda: not _processes_of_ranks(hosts), lambda: "\n".join(_processes_of_ranks(hosts)))
+    return found
+
+
+def bad_input_on(
+    hosts: ClusterHosts, framework: str, address: str, renew: Callable[[], None] = lambda: None
+) -> dict[str, dict[str, Any]]:
+    """Run jobs while host1 has another multiring, none, or closed ports; return the reports by case.
+
+    Args:
+        hosts: the hosts with the cluster.
+        framework: its name.
+        address: where the driver connects.
+        renew: lets host1 start new workers, which then import what is there.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    last = ("other Python",) if framework == "dask" else ()
+    for script, cases in (
+        (other_installs.other_multiring(), ("other version",)),
+        (other_installs.no_multiring(), ("no multiring",)),
+        (other_installs.closed_ports(*CLOSED), ("closed ports", "one port", "own folder", "again", *last)),
+    ):
+        for host in (0, 1) if "again" in cases else (1,):
+            code, output = hosts.run(host, "/bin/sh", "-c", script, timeout_s=60)
+            assert code == 0, output
+        renew()
+        try:
+            command = [sys.executable, "-m", "tests.support.cluster_bad_input", framework, address, *cases]
+            code, output = hosts.run(0, *command, timeout_s=LONGEST_S)
+        finally:
+            for host in (0, 1):
+                hosts.run(host, "/bin/sh", "-c", other_installs.undone(), timeout_s=60)
+        assert code == 0, output
+        found |= cases_of(output)
     return found
 
 
@@ -137,6 +172,16 @@ def check_raised(case: dict[str, Any], rank: int, *, has_cause: bool = True) -> 
     assert "cluster_programs.py" in case["text"]
     assert case["cause"] == ("ZeroDivisionError" if has_cause else None)
     assert case["seconds"] < 150
+
+
+# The case -> the error, and what its text must have, for every framework.
+BAD_INPUT = {
+    "other version": ("LaunchError", "has multiring 0.0.7"),
+    "no multiring": ("LaunchError", "that cannot be imported (ModuleNotFoundError: No module named 'multiring')"),
+    "closed ports": ("LaunchError", "a firewall may close this port: MULTIRING_PORTS="),
+    "one port": ("LaunchError", "no port of 23330-23330 (MULTIRING_PORTS) is free at 10."),
+    "own folder": ("LaunchError", "No module named 'only_here'"),
+}
 
 
 def check_refused(case: dict[str, Any], error: str, text: str) -> None:
