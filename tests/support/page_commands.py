@@ -194,6 +194,12 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
         "its ranks go on after a loss; tests/wire/test_shrinking.py"
     ),
+    ("elastic.md", "multiring run -n 2 --host-discovery ./hosts.sh --min-ranks 2 --max-ranks 8 train.py"): Read(
+        "needs hosts; tests/ssh/test_ssh_elastic.py runs such a job on virtual hosts"
+    ),
+    ("elastic.md", "multiring run --hosts a:2,b:2,c:2 -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
+        "needs hosts; tests/ssh/test_ssh_elastic.py runs such a job on virtual hosts"
+    ),
     ("elastic.md", "multiring run -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
         "its ranks are replaced after a loss; tests/wire/test_growing.py"
     ),
@@ -355,6 +361,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         )
     },
     ("horovod.md", "horovodrun -np 2 python train.py"): Read("is a command of Horovod"),
+    (
+        "horovod.md",
+        "multiring horovodrun -np 2 --min-np 2 --max-np 4 --host-discovery-script ./hosts.sh python train.py",
+    ): Read("needs hosts; tests/ssh/test_horovod_elastic.py runs such jobs on virtual hosts"),
     ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
     ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
     ("imagenet.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
