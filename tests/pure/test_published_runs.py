@@ -179,7 +179,7 @@ def test_rates_before_and_after_give_the_efficiency() -> None:
             'cluster = "tiny"',
             'cluster = "tinny"',
             "cluster = ",
-            "want one of ddl, fair, horovod, p5, pfn, summit, tiny",
+            "want one of ddl, fair, horovod, p4d, p5, p5e, pfn, summit, superpod, tiny",
         ),
         (
             'model = "wide"\nprecision',
