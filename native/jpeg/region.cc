@@ -19,13 +19,13 @@ namespace {
 constexpr int kMostScans = 500;
 constexpr int kComponents = 3;
 
-struct Ending {
+struct DecodingEnd {
   jpeg_error_mgr base;
   std::jmp_buf place;
 };
 
 [[noreturn]] void end_decoding(j_common_ptr info) {
-  std::longjmp(reinterpret_cast<Ending*>(info->err)->place, 1);
+  std::longjmp(reinterpret_cast<DecodingEnd*>(info->err)->place, 1);
 }
 
 void note_message(j_common_ptr info, int level) {
@@ -38,7 +38,7 @@ void count_scans(j_common_ptr info) {
 
 struct Decoding {
   jpeg_decompress_struct info{};
-  Ending ending{};
+  DecodingEnd ending{};
   jpeg_progress_mgr progress{};
 };
 

@@ -279,7 +279,7 @@ class _Packer:
             index_xxh3=xxh3(index),
             blocks_xxh3=xxh3(blocks),
             note=note,
-            decoded=self._options.check is not None,
+            decoded=self._options.check is not None and any(each.kind == "image" for each in fields),
         )
         for name, data in ((INDEX, index), (BLOCKS, blocks), (MANIFEST, manifest.text().encode())):
             _write(self._folder / name, data)
