@@ -154,14 +154,15 @@ def test_too_few_ranks_are_left(hosts: SshHosts, shared: Path) -> None:
     assert "fewer than --min-ranks 4" in err
 
 
-def test_the_limit_of_resets(hosts: SshHosts, shared: Path) -> None:
-    """Horovod ends the job. Here it goes on without newcomers."""
+def test_hosts_are_exchanged_beyond_the_limit_of_resets(hosts: SshHosts, shared: Path) -> None:
+    """Horovod ends the job. Here it goes on, and nothing is started for the ranks that leave."""
     steps, sizes = {"1": TWO, "2": "host1:2\n"}, {"0": 2, "1": 4, "2": 2}
     code, epochs, err = run(
         hosts, shared, "-np", "2", "--min-np", "2", "--reset-limit", "1", first="host0:2\n", hosts=steps, sizes=sizes
     )
     assert (code, [size for _, size, *_ in epochs]) == (0, [2, 4, 2]), err
-    assert "the limit of --reset-limit is reached: no more newcomers are started" in err
+    assert "rank 3 is started as a newcomer on host1" in err
+    assert "rank 4" not in err
 
 
 def test_a_host_that_fails_twice_pauses(hosts: SshHosts, shared: Path) -> None:

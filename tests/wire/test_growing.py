@@ -9,6 +9,7 @@ import selectors
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,10 @@ DEATHS = {
 }
 
 
-def run(folder: Path, program: str, *words: str, ranks: int, most: int) -> Any:
+def run(folder: Path, program: str, *words: str, ranks: int, most: int, options: Sequence[str] = ()) -> Any:
     script = folder / "program.py"
     script.write_text(program)
-    launch = ["-m", "multiring", "run", "-n", str(ranks), "--min-ranks", "1", "--max-ranks", str(most)]
+    launch = ["-m", "multiring", "run", "-n", str(ranks), "--min-ranks", "1", "--max-ranks", str(most), *options]
     return subprocess.run(
         [sys.executable, *launch, str(script), *words],
         capture_output=True, text=True, check=False, timeout=500, cwd=folder,
@@ -108,6 +109,47 @@ def test_newcomers_replace_lost_ranks(tmp_path: Path, case: str) -> None:
         assert sizes[-5:] == [4] * 5
         assert ranks == firsts  # the newcomers are in no set but that of all ranks
         assert np.abs(np.array(weights) - trained(sizes)).max() < 1e-10
+
+
+LIMITED = """
+import os, signal, time
+import multiring.adapters as ma
+from multiring._settings import Settings
+from multiring.adapters import elastic
+
+number = Settings.from_environment().intake
+ma.init()
+state = elastic.ObjectState(
+    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object,
+    step=0, replaced=False, after=0,
+)
+
+
+@elastic.run
+def train(state):
+    while state.after < 20:
+        if (number == 1 and state.step == 3) or (number == 2 and state.replaced):
+            os.kill(os.getpid(), signal.SIGKILL)
+        numbers = ma.allgather_object(number)
+        state.replaced = state.replaced or 3 in numbers
+        state.after += 2 not in numbers
+        time.sleep(0.05)  # longer in all than a newcomer needs, if one were started
+        state.step += 1
+        state.commit()
+
+
+train(state)
+print("END", number)
+"""
+
+
+def test_lost_ranks_are_replaced_up_to_a_limit(tmp_path: Path) -> None:
+    done = run(tmp_path, LIMITED, ranks=3, most=3, options=["--reset-limit", "1"])
+    assert done.returncode == 0, done.stderr
+    assert {line.partition("END ")[2] for line in done.stdout.splitlines() if "END" in line} == {"0", "3"}
+    assert "rank 3 is started as a newcomer" in done.stderr
+    assert "the limit of --reset-limit is reached: no more newcomers are started" in done.stderr
+    assert "rank 4" not in done.stderr
 
 
 FAILING = """
