@@ -1,9 +1,12 @@
-// Ends a process whose exit a library could block for ever.
+// The end of a process: a library could block it for ever, or a thread that is still in a library's call could abort it.
 
+#include <cxxabi.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <string_view>
 #include <thread>
 
@@ -28,6 +31,36 @@ void watch_the_end() {
   }).detach();
 }
 
+std::terminate_handler other_handler = nullptr;
+
+int (*is_interpreter_ending)() = nullptr;
+
+// Linux gives the first thread of a process the number of the process.
+bool is_first_thread() { return ::gettid() == ::getpid(); }
+
+// Replaces std::terminate's handler. A forced unwinding is no C++ exception, so none is active here; the process's own
+// faults keep their abort: an exception that nobody catches, and a std::thread destroyed by the thread that ends Python.
+void sleep_if_unwound_at_the_end() {
+  const bool is_unwound = abi::__cxa_current_exception_type() == nullptr;
+  if (is_unwound && is_interpreter_ending() != 0 && !is_first_thread()) {
+    for (;;) ::pause();
+  }
+  if (other_handler != nullptr) other_handler();
+}
+
+// A thread that was in a call of another library must sleep too, whoever started it; WithoutGil is not in that call.
+void sleep_when_unwound() {
+  if (std::get_terminate() == &sleep_if_unwound_at_the_end) return;
+  // The limited API of Python 3.12 has neither name; 3.13 made the second one public under the first.
+  for (const char* name : {"Py_IsFinalizing", "_Py_IsFinalizing"}) {
+    if (void* found = ::dlsym(RTLD_DEFAULT, name); found != nullptr) {
+      is_interpreter_ending = reinterpret_cast<int (*)()>(found);
+      other_handler = std::set_terminate(&sleep_if_unwound_at_the_end);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 void WithoutGil::take_back(PyThreadState* state) {
@@ -43,6 +76,7 @@ void WithoutGil::take_back(PyThreadState* state) {
 }
 
 void bind_ending(nb::module_& m) {
+  sleep_when_unwound();
   m.def(
       "end_without_mpi",
       [] {

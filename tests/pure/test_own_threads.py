@@ -8,7 +8,19 @@ from pathlib import Path
 from multiring._runtime.job import threads
 
 SOURCES = Path(threads.__file__).parents[2]
-PARTS = ("_runtime", "_frontend", "torch", "jax")  # where threads may wait for other ranks
+# Files whose threads are in no rank, or run calls of the program.
+ELSEWHERE = {
+    "_diagnosis/relay.py": "multiring doctor, which has no ranks",
+    "_diagnosis/transfers.py": "multiring doctor, which has no ranks",
+    "_verify/behaviours/streams.py": "an experiment of one process",
+    "_verify/behaviours/nccl_calls.py": "an experiment of one process",
+    "_verify/behaviours/torch_calls.py": "an experiment of one process",
+    "adapters/conformance/members.py": "its threads make the calls that it tests",
+    "dask/job.py": "the driver's process",
+    "spark/job.py": "the driver's process",
+    "horovod/threads.py": "its threads run the program's functions",
+    "vision/labelling/proposing.py": "a process of the labelling page",
+}
 # Threads that count as the program's own: they wait for the ranks, and may then run a callback of the program, or the
 # further steps of an operation.
 PROGRAM = {"multiring future", "multiring {}"}
@@ -19,11 +31,13 @@ SERVICE = "name"  # of _frontend/requests/service.py: its names begin with REQUE
 def names() -> dict[str, str]:
     """Return the names of all threads, with {} for a part that is not a constant, and the files that start them."""
     found: dict[str, str] = {}
-    for path in (each for part in PARTS for each in (SOURCES / part).rglob("*.py")):
+    for path in SOURCES.rglob("*.py"):
+        if str(path.relative_to(SOURCES)) in ELSEWHERE:
+            continue
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text if "Thread(" in text else "")
         for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "Thread":
+            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Thread":
                 name = next((each.value for each in call.keywords if each.arg == "name"), None)
                 for shown in _shown(name, tree):
                     found[shown] = str(path.relative_to(SOURCES))
@@ -52,13 +66,18 @@ def idle() -> dict[str, str]:
 def test_all_threads_are_known() -> None:
     unknown = {}
     for name, where in names().items():
-        if name in PROGRAM | {SERVICE} or name.startswith((threads._ENGINES, threads.REQUESTS)):
+        if name in PROGRAM | {SERVICE} or name.startswith((threads._ENGINES, threads.REQUESTS, *threads.READERS)):
             continue
         if not any(pattern_of(name).fullmatch(each) for each in idle()):
             unknown[name] = where
     # Add such a thread to _OWN_THREADS, _CARRIERS or _CALLERS, or a circle of waiting ranks is never certain.
     assert not unknown, unknown
     assert PROGRAM | {SERVICE} < set(names())
+    assert all(any(each.startswith(begin) for each in names()) for begin in threads.READERS)
+
+
+def test_files_elsewhere_start_threads() -> None:
+    assert [each for each in ELSEWHERE if "Thread(" not in (SOURCES / each).read_text(encoding="utf-8")] == []
 
 
 def test_all_known_threads_exist() -> None:

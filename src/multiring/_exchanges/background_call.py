@@ -20,7 +20,7 @@ class BackgroundCall(Generic[_Result]):
         self._function = function
         self._results: list[_Result] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="multiring meeting")
         start_thread(self._thread, "this rank cannot start a thread, by which it meets the others")
 
     def is_over(self, wait_s: float) -> bool:

@@ -65,7 +65,8 @@ class MungeExchange(PlaceExchange):
             except OSError as error:
                 refusals.append(f"{port}: {error.strerror}")
                 continue
-            serving = threading.Thread(target=_serve, args=(self._listener, self._step, text), daemon=True)
+            told = self._listener, self._step, text
+            serving = threading.Thread(target=_serve, args=told, daemon=True, name="multiring munge")
             start_thread(serving, "rank 0 cannot start a thread, by which it tells the other ranks where to meet")
             return False
         raise ExchangeError(f"rank 0 can listen on no port: {', '.join(refusals)}")
@@ -161,7 +162,8 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
             time.sleep(_PAUSE_S)  # a caller has gone, or this process has no descriptor left at this moment
             continue
         try:
-            threading.Thread(target=answer, args=(talk, time.monotonic()), daemon=True).start()
+            came = talk, time.monotonic()
+            threading.Thread(target=answer, args=came, daemon=True, name="multiring munge").start()
         except RuntimeError:  # the kernel refuses a thread at this moment; the rank asks again
             talk.close()
             time.sleep(_PAUSE_S)

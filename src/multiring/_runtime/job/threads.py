@@ -49,9 +49,16 @@ _OWN_THREADS = {
     "multiring device path",
     "multiring to other hosts",
     "multiring from other hosts",
+    "multiring meeting",
+    "multiring munge",
+    "multiring trials study",
+    "multiring trials storage",
 }
 _ENGINES = "multiring engine "  # the beginning of the names of threads that start operations of engines, in order
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code
+# The beginnings of the names of multiring.data's threads. Such a thread counts as the program's only while it runs the
+# program's code, for instance a transform. While it is idle, or waits for a source of data, it makes no call.
+READERS = ("multiring-data", "multiring-stage", "multiring-blocks", "multiring-source")
 # Threads that carry on the program's calls with device tensors, and the function in which each waits for the next call.
 _CARRIERS = {
     "multiring submissions": "_run",
@@ -136,6 +143,8 @@ class _ThreadRoles:
         found = next((each for each in waiters if each.key is not None), None)
         if found is None and name.startswith(REQUESTS):
             return  # the thread is idle; count the native caller of a request instead
+        if found is None and name.startswith(READERS) and not _runs_program(frame):
+            return
         if found is None:
             self.others.add(ident)
         elif not name or name.startswith((REQUESTS, "Dummy-")):  # the thread of native code, or one that serves it
@@ -282,6 +291,16 @@ def _is_servant(frame: FrameType) -> bool:
             if code.co_name == function and code.co_filename.endswith(file):
                 # A worker that is not idle has frames of the program inside this one.
                 return inner is frame or function != "_worker"
+        inner = inner.f_back
+    return False
+
+
+def _runs_program(frame: FrameType) -> bool:
+    """Return whether a line of the program is on a thread's stack; libraries' lines are none."""
+    inner: FrameType | None = frame
+    while inner is not None:
+        if not inner.f_code.co_filename.startswith((_OWN_CODE, *_LIBRARIES, "<frozen")):
+            return True
         inner = inner.f_back
     return False
 

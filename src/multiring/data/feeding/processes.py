@@ -214,7 +214,7 @@ class ProcessWorkers:
                 return
         for each in dropped:
             job.finish(each.begin, Filled(lists={}, failures=[]))
-        threading.Thread(target=self._drained, args=(job,), daemon=True).start()
+        threading.Thread(target=self._drained, args=(job,), daemon=True, name="multiring-data-drop").start()
 
     def _is_being_made(self, job: BatchJob) -> bool:
         return any(task.job is job for each in self._workers for task in each.tasks)
