@@ -11,7 +11,6 @@ committed by two parts with different numbers of ranks, and no process may be le
 line for each job; a further run goes on with the next seed. It needs root and sshd.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -24,11 +23,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
-from benchmarks.evidence.shrinking.main import KILLED, RANK, is_late, results_of_jobs, trained
+from benchmarks.evidence.growing.main import faults_in
+from benchmarks.evidence.shrinking.main import KILLED, RANK, is_late, results_of_jobs
 from benchmarks.evidence.support.claims import commit, machine
 from tests.support.ssh_hosts import RUN, SshHosts, ssh_hosts
 
@@ -122,7 +120,7 @@ class Disturbed:
         last_s = self._acts[-1][0] if self._acts else 0.0
         if code == KILLED and is_late(lines, last_s, steps):
             code = 0
-        faults += faults_in(self._folder, lines, steps, code)
+        faults += faults_in(self._folder, steps, code) + torn_steps(lines)
         left = {number: gone for number in range(len(slots)) if (gone := self._left_on(number))}
         faults += [f"left on host {number}: {gone}" for number, gone in left.items()]
         if faults:
@@ -222,23 +220,14 @@ class Disturbed:
         return []
 
 
-def faults_in(folder: Path, lines: Sequence[Sequence[str]], steps: int, code: int) -> list[str]:
-    """Return what is wrong with the job's ends and steps."""
-    ends = [json.loads(file.read_text()) for file in sorted(folder.glob("end-*"))]
-    faults = [] if code == 0 else [f"exit code {code}"]
-    if not ends:
-        faults.append("no rank came to the end")
-    for sizes, weights in ends:
-        if sizes != ends[0][0] or len(sizes) != steps:
-            faults.append(f"numbers of ranks {sizes}")
-        elif np.abs(np.array(weights) - trained(sizes)).max() > 1e-10:
-            faults.append(f"weights {weights}")
+def torn_steps(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return what says that two parts of the job went on: a step that was committed with different numbers of ranks."""
     sizes_of: dict[int, set[int]] = {}
     for _, _, kind, step, size in lines:
         if kind == "commit":
             sizes_of.setdefault(int(step), set()).add(int(size))
     torn = {step: sizes for step, sizes in sizes_of.items() if len(sizes) > 1}
-    return faults + ([f"steps of two parts, with their numbers of ranks: {torn}"] if torn else [])
+    return [f"steps of two parts, with their numbers of ranks: {torn}"] if torn else []
 
 
 if __name__ == "__main__":
