@@ -43,8 +43,8 @@ def test_a_job_goes_on_without_a_daemon_of_slurm(cluster: SlurmCluster) -> None:
 
 
 def test_scancel_and_the_time_limit_with_a_signal_or_without_leave_time_to_save(cluster: SlurmCluster) -> None:
-    # Slurm looks every 30 s, and sends the signal up to 30 s early: 30 s after the start, when all ranks listen.
-    limits = {"cancelled": (), "told": ("--time=2", "--signal=USR1@60"), "limit": ("--time=1",)}
+    # Slurm looks every 30 s, and sends the signal up to 30 s early: 60 s after the start, when all ranks listen.
+    limits = {"cancelled": (), "told": ("--time=2", "--signal=USR1@30"), "limit": ("--time=1",)}
     numbers = {}
     for name, options in limits.items():
         text = f"#!/bin/sh\nsrun python /opt/programs/train.py 100000 0.05 {HOME}/{name}\n"

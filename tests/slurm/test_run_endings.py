@@ -78,9 +78,9 @@ def test_scancel_leaves_time_to_save(cluster: SlurmCluster) -> None:
 
 def test_the_time_limit_with_a_signal_or_without_leaves_time_to_save(cluster: SlurmCluster) -> None:
     numbers = [
-        # Slurm sends the signal up to 30 s early, which is 30 s after the start, when all ranks listen.
-        batch(cluster, "told-steps", "--time=2", "--signal=USR1@60"),
-        batch(cluster, "told-script", "--time=2", "--signal=B:USR1@60", prefix="exec "),
+        # Slurm sends the signal up to 30 s early, which is 60 s after the start, when all ranks listen.
+        batch(cluster, "told-steps", "--time=2", "--signal=USR1@30"),
+        batch(cluster, "told-script", "--time=2", "--signal=B:USR1@30", prefix="exec "),
         batch(cluster, "limit", "--time=1"),
     ]
     cluster.wait_for(lambda: not {*numbers} & {*cluster.jobs()}, 200)
