@@ -45,6 +45,7 @@ PARTS = {
         "balance | packing",
         "feeding",
         "array_dataset | dataset",
+        "sample_maker",
         "peers | stages",
         "augment | caching | decoding",
         "readers",

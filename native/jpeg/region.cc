@@ -70,31 +70,11 @@ bool run(Decoding& decoding, Step step) {
   return is_sound;
 }
 
-}  // namespace
-
-extern "C" {
-
-#define EXPORTED __attribute__((visibility("default")))
-
-// Reads the height and the width of a file in memory. Returns whether the header is sound, and the colours are some that
-// `multiring_jpeg_region` decodes.
-EXPORTED bool multiring_jpeg_size(const unsigned char* file, std::size_t size, long* height, long* width) {
-  Decoding decoding;
-  return run(decoding, [&] {
-    begin(decoding, file, size);
-    *height = static_cast<long>(decoding.info.image_height);
-    *width = static_cast<long>(decoding.info.image_width);
-    const auto space = decoding.info.jpeg_color_space;
-    if (space != JCS_GRAYSCALE && space != JCS_RGB && space != JCS_YCbCr) refuse(decoding);
-  });
-}
-
 // Decodes `height` rows of `width` pixels from (top, left) on to `pixels`: red, green, blue, row by row without gaps.
 // The region must lie in the picture. `row` is memory for one row of the whole picture. Returns whether the file is
 // sound; without `reads_all`, up to the end of the region.
-EXPORTED bool multiring_jpeg_region(const unsigned char* file, std::size_t size, long top, long left, long height,
-                                    long width, unsigned char* pixels, unsigned char* row, std::size_t row_size,
-                                    bool reads_all) {
+bool decode_region(const unsigned char* file, std::size_t size, long top, long left, long height, long width,
+                   unsigned char* pixels, unsigned char* row, std::size_t row_size, bool reads_all) {
   Decoding decoding;
   return run(decoding, [&] {
     auto& info = decoding.info;
@@ -141,6 +121,37 @@ EXPORTED bool multiring_jpeg_region(const unsigned char* file, std::size_t size,
     }
     jpeg_finish_decompress(&info);
   });
+}
+
+}  // namespace
+
+extern "C" {
+
+#define EXPORTED __attribute__((visibility("default")))
+
+// Reads the height and the width of a file in memory. Returns whether the header is sound, and the colours are some that
+// `multiring_jpeg_regions` decodes.
+EXPORTED bool multiring_jpeg_size(const unsigned char* file, std::size_t size, long* height, long* width) {
+  Decoding decoding;
+  return run(decoding, [&] {
+    begin(decoding, file, size);
+    *height = static_cast<long>(decoding.info.image_height);
+    *width = static_cast<long>(decoding.info.image_width);
+    const auto space = decoding.info.jpeg_color_space;
+    if (space != JCS_GRAYSCALE && space != JCS_RGB && space != JCS_YCbCr) refuse(decoding);
+  });
+}
+
+// Decodes `count` regions, one after the other, as `decode_region` does: one call for the samples of a batch costs
+// Python's lock once. `boxes` are four numbers for each region: top, left, height, width. `are_sound` gets the results.
+EXPORTED void multiring_jpeg_regions(std::size_t count, const unsigned char* const* files, const std::size_t* sizes,
+                                     const long* boxes, unsigned char* const* pixels, unsigned char* row,
+                                     std::size_t row_size, const bool* read_all, bool* are_sound) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const long* box = boxes + 4 * i;
+    are_sound[i] =
+        decode_region(files[i], sizes[i], box[0], box[1], box[2], box[3], pixels[i], row, row_size, read_all[i]);
+  }
 }
 
 }  // extern "C"

@@ -11,10 +11,12 @@ import pytest
 import simplejpeg
 from PIL import Image as Pillow
 
-from multiring.data import Dataset
+from multiring.data import Dataset, Loader
 from multiring.data.augment import CenterCrop, CropsFirst, RandomCrop, RandomResizedCrop
-from multiring.data.decoding import decoded, decoded_region
-from multiring.data.jpeg import Region, is_available, region_of, size_of
+from multiring.data.decoding import RegionDecoding, decode_together, decoded
+from multiring.data.feeding.batches import fill, layout_of
+from multiring.data.feeding.wanted import WantedSamples
+from multiring.data.jpeg import Region, WantedRegion, decode_regions, is_available, size_of
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.source import Image
@@ -49,6 +51,20 @@ def jpeg(generator: np.random.Generator, height: int, width: int) -> bytes:
     return bytes(simplejpeg.encode_jpeg(image, quality=quality, colorsubsampling=sampling))
 
 
+def region_of(data: bytes, size: tuple[int, int], region: Region, *, is_sound: bool = False) -> Any:
+    """Return a region that is decoded alone, or None if the file is damaged."""
+    pixels = np.full((region.height, region.width, 3), 7, np.uint8)
+    (found,) = decode_regions([WantedRegion(data, size, region, pixels, is_sound=is_sound)])
+    return pixels if found else None
+
+
+def decoded_region(image: Image, region: Region) -> tuple[Any, Region]:
+    """Return what a data set gets for a region of an image."""
+    decoding = RegionDecoding("it", image, Limits(), lambda height, width: region)  # noqa: ARG005
+    decode_together([decoding], [None])
+    return decoding.result()
+
+
 @needs_regions
 def test_the_pixels_are_those_of_the_whole_picture() -> None:
     generator = np.random.default_rng(1)
@@ -69,8 +85,20 @@ def test_the_pixels_are_those_of_the_whole_picture() -> None:
 def test_a_region_beside_the_picture_is_none() -> None:
     data = jpeg(np.random.default_rng(2), 40, 50)
     for region in (Region(-1, 0, 5, 5), Region(0, 46, 5, 5), Region(0, 0, 41, 5), Region(3, 3, 0, 5)):
-        assert region_of(data, (40, 50), region) is None
-        assert region_of(data, (100, 100), region) is None  # not the picture's size: the library refuses it
+        with pytest.raises(ValueError, match="exceeds an image of"):
+            region_of(data, (40, 50), region)
+    # Not the picture's size: the library refuses it.
+    assert region_of(data, (100, 100), Region(0, 46, 5, 5)) is None
+    assert region_of(data, (100, 100), Region(0, 0, 41, 5)) is None
+
+
+@needs_regions
+def test_an_array_that_does_not_fit_is_refused() -> None:
+    data = jpeg(np.random.default_rng(2), 40, 50)
+    wrong: Any
+    for wrong in (np.empty((5, 5), np.uint8), np.empty((5, 5, 3), np.int8), np.empty((5, 10, 3), np.uint8)[:, ::2]):
+        with pytest.raises(ValueError, match="want uint8"):
+            decode_regions([WantedRegion(data, (40, 50), Region(0, 0, 5, 5), wrong)])
 
 
 class Later:
@@ -125,6 +153,51 @@ def test_a_data_set_gives_what_decode_then_crop_gives(crop: Callable[..., Any], 
                 np.testing.assert_array_equal(value, theirs[name])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "crop",
+    [
+        RandomCrop(32),
+        RandomCrop(32, mirrored=True),
+        RandomCrop(48, mirrored=True, then=brightened),
+        RandomResizedCrop(32, mirrored=True),
+    ],
+    ids=["random", "mirrored", "then", "resized"],
+)
+def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], folder: Path, workers: int) -> None:
+    batches: list[list[dict[str, Any]]] = []
+    for each in (crop, Later(crop)):
+        loader = Loader(Dataset(folder, transform=each, seed=5), 7, workers=workers)
+        batches.append([{name: np.array(value) for name, value in batch.items()} for _ in range(3) for batch in loader])
+    assert len(batches[0]) == len(batches[1]) == 6
+    for mine, theirs in zip(*batches, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            np.testing.assert_array_equal(value, theirs[name])
+
+
+def test_in_a_batch_a_damaged_file_is_named_and_the_others_keep_their_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    generator = np.random.default_rng(6)
+    files = [bytes(simplejpeg.encode_jpeg(pixels(generator, 60, 70))) for _ in range(40)]
+    for number, file in enumerate(files):
+        # One has lost its middle, and one its whole content.
+        kept = {11: file[:700] + file[1400:], 35: b""}.get(number, file)
+        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(kept)
+    data = Dataset(tmp_path, transform=CenterCrop(48), shuffle="none")
+    wanted = WantedSamples(epoch=0, numbers=np.arange(40))
+    layout = layout_of(data.sample(0))
+    rows = {name: np.zeros((42, *shape), kind) for name, (shape, kind) in layout.arrays.items()}
+    filled = fill(data, layout, rows, 1, wanted)
+    assert [(each.row, each.number) for each in filled.failures] == [(12, 11), (36, 35)]
+    assert all(f"{each.number}.jpg" in each.text for each in filled.failures)
+    for number in set(range(40)) - {11, 35}:
+        whole = simplejpeg.decode_jpeg(files[number])
+        np.testing.assert_array_equal(rows["image"][1 + number], whole[6:54, 11:59])
+    assert not rows["image"][[0, 41]].any()
+    assert len(filled.lists["name"]) == 40
+
+
 def test_other_images_of_a_record_are_whole_and_undecoded_ones_stay_so(folder: Path) -> None:
     data: Any = Dataset(folder, transform=CenterCrop(8), shuffle="none")
     source = data.source
@@ -158,7 +231,7 @@ def test_a_claimed_size_is_checked_before_decoding() -> None:
     place = data.index(b"\xff\xc0") + 5
     data[place : place + 4] = b"\xff\xdc\xff\xdc"  # 65500, the most of libjpeg
     with pytest.raises(DataError, match="claims 65500 x 65500 pixels"):
-        decoded_region("it", Image(bytes(data)), Limits(), lambda height, width: Region(0, 0, 8, 8))  # noqa: ARG005
+        decoded_region(Image(bytes(data)), Region(0, 0, 8, 8))
 
 
 def test_damaged_files_are_refused_as_if_they_were_decoded_whole() -> None:
@@ -175,7 +248,7 @@ def test_damaged_files_are_refused_as_if_they_were_decoded_whole() -> None:
             data[place : place + int(generator.integers(1, 5))] = generator.bytes(int(generator.integers(0, 5)))
         region = Region(height // 4, width // 4, height // 2, width // 2)
         try:
-            image, place_in = decoded_region("it", Image(bytes(data)), Limits(), lambda _, __, region=region: region)  # type: ignore[misc]
+            image, place_in = decoded_region(Image(bytes(data)), region)
         except DataError as error:
             refused += str(error).startswith("it ")
             continue

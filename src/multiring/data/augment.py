@@ -25,7 +25,9 @@ _TRIALS = 10  # of a random shape that fits into the image
 class CropsFirst(Protocol):
     """A transform that begins with a crop, so that an image need not be decoded whole.
 
-    Calling it must be the same as `region`, `cut` and `finish`.
+    Calling it must be the same as `region`, `cut` and `finish`. A loader calls `region` for some samples before it
+    calls `finish` for the first of them, so neither may depend on the calls for other samples. The image that `finish`
+    gets may be a part of a batch: it may be changed and returned, but not kept.
     """
 
     @property

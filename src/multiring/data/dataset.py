@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,10 @@ import numpy as np
 
 from multiring._runtime import Group, is_initialized, world
 from multiring._settings import Settings
-from multiring.data.augment import CropsFirst, cut
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.decoding import decoded, decoded_region
 from multiring.data.eviction import Deal
-from multiring.data.jpeg import Region
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -30,15 +26,14 @@ from multiring.data.orders import (
     digest_of_order,
 )
 from multiring.data.peers.sharing import Sharing, told_once
-from multiring.data.permutation import Numbers, keyed_words
+from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source, tell
-from multiring.data.readers.source import Image, Record, Shard
+from multiring.data.readers.source import Record, Shard
 from multiring.data.readers.storage import Storage, open_storage
+from multiring.data.sample_maker import SampleMaker, Transform
 from multiring.data.stages import NETWORK, SOURCE, StageClock
-from multiring.errors import ArgumentError, DataError
-
-Transform = Callable[[Record, np.random.Generator], Record]
+from multiring.errors import ArgumentError
 
 
 class Samples(Protocol):
@@ -57,21 +52,6 @@ class Samples(Protocol):
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
         """Return a sample, decoded and augmented."""
         ...
-
-
-def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.random.Generator:
-    """Return the random generator for a sample's augmentation.
-
-    Its numbers depend on the arguments alone.
-
-    Args:
-        seed: the data set's seed.
-        epoch: 0 or more.
-        number: the sample's number.
-        draw: the sample's position in the epoch if an epoch can contain a sample twice; 0 otherwise.
-    """
-    key = keyed_words(2, "augmentation", seed, epoch, number, draw)
-    return np.random.Generator(np.random.Philox(key=key))
 
 
 @dataclass(slots=True)
@@ -139,8 +119,7 @@ class Dataset:
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
-        self._transform = transform
-        self._decode = decode
+        self._maker = SampleMaker(self.storage.url, transform, seed, self.limits, decode=decode)
         self._expected: Expected | None = None
         self.order = self._ordered(chosen)
 
@@ -183,52 +162,29 @@ class Dataset:
             DataError: the sample is damaged, or the transform raised an exception.
             IndexError: no sample has this number.
         """
-        record: Record = self.source.record(number)
-        transform = self._transform
-        crop = transform if isinstance(transform, CropsFirst) and self._decode else None
-        if crop is not None and not isinstance(record.get(crop.field), Image):
-            crop = None
-        if self._decode:
-            record |= self._decoded(number, record, but=None if crop is None else crop.field)
-        if transform is None:
-            return record
-        generator = generator_for(self.seed, epoch, number, draw)
-        if crop is not None:
-            return self._cropped(number, record, crop, generator)
-        with self._of_transform(number, record):
-            return transform(record, generator)
+        return self._maker.sample(number, epoch, draw, self.source.record(number))
 
-    def _cropped(self, number: int, record: Record, crop: CropsFirst, generator: np.random.Generator) -> Record:
-        field = crop.field
+    def begin_samples(
+        self, numbers: Sequence[int], epoch: int, draws: Sequence[int], rows: Mapping[str, Any]
+    ) -> list[Callable[[], Record]] | None:
+        """Read samples and decode their crops at once; return for each a function that returns what `sample` does.
 
-        def choose(height: int, width: int) -> Region:
-            with self._of_transform(number, record):
-                return crop.region(height, width, generator)
+        None is returned if this is not faster than `sample`.
 
-        name = self._named(number, record, field)
-        image, region = decoded_region(name, record[field], self.limits, choose)
-        with self._of_transform(number, record):
-            return crop.finish(record | {field: cut(image, region)}, generator)
-
-    @contextmanager
-    def _of_transform(self, number: int, record: Record) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise DataError(
-                f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
-            ) from error
-
-    def _decoded(self, number: int, record: Record, but: str | None = None) -> Record:
-        return {
-            name: decoded(self._named(number, record, name), value.data, self.limits)
-            for name, value in record.items()
-            if isinstance(value, Image) and name != but
-        }
+        Args:
+            numbers: the samples' numbers.
+            epoch: as for `sample`.
+            draws: as for `sample`, one for each sample.
+            rows: arrays (samples, ...) by field. A crop that fits into its row is decoded there, and is then a view of
+                it in the sample.
+        """
+        if not self._maker.crops_first:
+            return None
+        return self._maker.begin(numbers, epoch, draws, self.source.record, rows)
 
     def require_decodable(self, number: int, record: Record) -> None:
         """Raise DataError if an image of the undecoded `record` cannot be decoded."""
-        self._decoded(number, record)
+        self._maker.decoded(number, record)
 
     def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
         """Inform the cache which samples a loader will need, and when.
@@ -293,7 +249,7 @@ class Dataset:
     @property
     def is_only_read(self) -> bool:
         """Return whether samples are copied into a batch unchanged, many at a time."""
-        return self._transform is None and hasattr(self.source, "rows_into")
+        return self._maker.transform is None and hasattr(self.source, "rows_into")
 
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
         """Read a sample directly into `out`, a map from fields to arrays.
@@ -302,7 +258,7 @@ class Dataset:
             Whether the sample was read. If not, the caller must use `sample`.
         """
         into = getattr(self.source, "record_into", None)
-        return self._transform is None and into is not None and bool(into(number, out))
+        return self._maker.transform is None and into is not None and bool(into(number, out))
 
     def fills_rows(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
         """Read samples directly into the rows of `out`.
@@ -318,12 +274,10 @@ class Dataset:
             DataError: a sample cannot be read.
         """
         into = getattr(self.source, "rows_into", None)
-        found: dict[str, list[Any]] | None = None if into is None or self._transform is not None else into(numbers, out)
+        found: dict[str, list[Any]] | None = (
+            None if into is None or self._maker.transform is not None else into(numbers, out)
+        )
         return found
-
-    def _named(self, number: int, record: Record, field: str = "") -> str:
-        name = record.get("name", record.get("key", ""))
-        return f"{self.storage.url}: sample {number}{f' ({name})' if name else ''}{f', {field}' if field else ''}"
 
     def __getitem__(self, number: int) -> Record:
         """Return a sample, augmented as in epoch 0."""

@@ -6,13 +6,13 @@ A region of a JPEG is decoded without most of the work for the pixels beside it;
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.jpeg import Region, region_of, size_of
+from multiring.data.jpeg import Region, WantedRegion, decode_regions, size_of
 from multiring.data.readers.limits import Limits, library
 from multiring.data.readers.source import Image
 from multiring.errors import DataError
@@ -49,10 +49,8 @@ def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
 
 
-def decoded_region(
-    what: str, image: Image, limits: Limits, choose: Callable[[int, int], Region]
-) -> tuple[Pixels, Region]:
-    """Return an image or more of it than a region, and where the region lies in what was returned.
+class RegionDecoding:
+    """The decoding of a region of an image: what it needs, then, in `decode_together`, the pixels.
 
     The pixels are those of `decoded`, and damaged files are refused as there.
 
@@ -63,19 +61,61 @@ def decoded_region(
         choose: called once with the image's height and width; returns the region. It may exceed the image.
 
     Raises:
-        DataError: as for `decoded`.
+        DataError: as for `decoded`. Damage that the header does not show is an error of `result`.
     """
-    data = image.data
-    size = size_of(data) if data.startswith(_JPEG) else None
-    if size is None:
-        whole = decoded(what, data, limits)
-        return whole, choose(*whole.shape[:2])
-    _require_pixels(what, size[1], size[0], limits)
-    region = choose(*size)
-    found = region_of(data, size, region, is_sound=image.is_sound)
-    if found is None:  # the region exceeds the image, or the file is damaged; then, `decoded` says how
-        return decoded(what, data, limits), region
-    return found, Region(0, 0, region.height, region.width)
+
+    __slots__ = ("_limits", "_size", "_what", "_whole", "image", "pixels", "region")
+
+    def __init__(self, what: str, image: Image, limits: Limits, choose: Callable[[int, int], Region]) -> None:
+        self._what, self.image, self._limits = what, image, limits
+        self._size = size_of(image.data) if image.data.startswith(_JPEG) else None
+        self._whole = None
+        self.pixels: Pixels | None = None
+        if self._size is not None:
+            _require_pixels(what, self._size[1], self._size[0], limits)
+            self.region = choose(*self._size)
+        else:
+            self._whole = decoded(what, image.data, limits)
+            self.region = choose(*self._whole.shape[:2])
+
+    def wanted(self, out: Pixels | None) -> WantedRegion | None:
+        """Return what to decode, or None if the region cannot be decoded by itself.
+
+        Args:
+            out: where the pixels are put if shape and type fit.
+        """
+        region = self.region
+        if self._size is None or not region.is_in(*self._size):
+            return None
+        shape = (region.height, region.width, 3)
+        fits = out is not None and out.shape == shape and out.dtype == np.uint8 and out.flags.c_contiguous
+        pixels = out if out is not None and fits else np.empty(shape, np.uint8)
+        return WantedRegion(self.image.data, self._size, region, pixels, is_sound=self.image.is_sound)
+
+    def result(self) -> tuple[Pixels, Region]:
+        """Return the region or more of the image, and where the region lies in what was returned.
+
+        Raises:
+            DataError: the image cannot be decoded.
+        """
+        if self.pixels is not None:
+            return self.pixels, Region(0, 0, self.region.height, self.region.width)
+        if self._whole is None:  # the region exceeds the image, or the file is damaged; then, `decoded` says how
+            self._whole = decoded(self._what, self.image.data, self._limits)
+        return self._whole, self.region
+
+
+def decode_together(decodings: Sequence[RegionDecoding], outs: Sequence[Pixels | None]) -> None:
+    """Decode regions by one native call.
+
+    Args:
+        decodings: of images, whose `result` is then their pixels.
+        outs: for each, an array that may get its pixels, or None.
+    """
+    pairs = [(each, each.wanted(out)) for each, out in zip(decodings, outs, strict=True)]
+    able = [(each, wanted) for each, wanted in pairs if wanted is not None]
+    for (each, wanted), is_sound in zip(able, decode_regions([wanted for _, wanted in able]), strict=True):
+        each.pixels = wanted.pixels if is_sound else None
 
 
 def _require_pixels(what: str, width: int, height: int, limits: Limits) -> None:

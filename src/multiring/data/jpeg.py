@@ -1,10 +1,11 @@
 """Decode a region of a JPEG by libjpeg-turbo, without most of the work for the pixels beside it.
 
 The pixels are those of decoding the whole file by simplejpeg, which is libjpeg-turbo, too. A build of multiring without
-libjpeg-turbo's headers lacks the function; then, `region_of` returns None.
+libjpeg-turbo's headers lacks the function; then, `size_of` returns None.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,33 +50,57 @@ def size_of(data: bytes) -> tuple[int, int] | None:
     return (height.value, width.value) if is_sound else None
 
 
-def region_of(
-    data: bytes, size: tuple[int, int], region: Region, *, is_sound: bool = False
-) -> NDArray[np.uint8] | None:
-    """Return a region of a JPEG as an array (height, width, 3) of uint8, or None if the file cannot be decoded.
+@dataclass(frozen=True, slots=True)
+class WantedRegion:
+    """A region to decode.
 
-    Args:
+    Attributes:
         data: the file.
         size: the result of `size_of`.
         region: a region in the image.
+        pixels: the array (height, width, 3) of uint8 that gets the region. Its memory has no gaps.
         is_sound: whether it is known that the file can be decoded. Otherwise the rest of the file is read, too: damage
             in the region often shows only at the end.
     """
+
+    data: bytes
+    size: tuple[int, int]
+    region: Region
+    pixels: NDArray[np.uint8]
+    is_sound: bool = False
+
+
+def decode_regions(wanted: Sequence[WantedRegion]) -> list[bool]:
+    """Decode regions into their arrays, without Python's lock, and return for each whether its file was sound.
+
+    Raises:
+        ValueError: a region exceeds its image, or an array has another shape, type or layout than its region needs.
+    """
     library = _library()
-    if library is None or not region.is_in(*size):
-        return None
-    pixels = np.empty((region.height, region.width, _CHANNELS), np.uint8)
-    row = np.empty(size[1] * _CHANNELS, np.uint8)
-    is_whole = library.multiring_jpeg_region(
-        data,
-        len(data),
-        *(region.top, region.left, region.height, region.width),
-        pixels.ctypes.data,
+    if library is None or not wanted:
+        return [False] * len(wanted)
+    for each in wanted:
+        shape = (each.region.height, each.region.width, _CHANNELS)
+        if not each.region.is_in(*each.size):
+            raise ValueError(f"{each.region} exceeds an image of {each.size}")
+        if each.pixels.shape != shape or each.pixels.dtype != np.uint8 or not each.pixels.flags.c_contiguous:
+            raise ValueError(f"an array {each.pixels.dtype} {each.pixels.shape}: want uint8 {shape} without gaps")
+    count = len(wanted)
+    boxes = [(each.region.top, each.region.left, each.region.height, each.region.width) for each in wanted]
+    row = np.empty(max(each.size[1] for each in wanted) * _CHANNELS, np.uint8)
+    results = (ctypes.c_bool * count)()
+    library.multiring_jpeg_regions(
+        count,
+        (ctypes.c_char_p * count)(*(each.data for each in wanted)),
+        (ctypes.c_size_t * count)(*(len(each.data) for each in wanted)),
+        (ctypes.c_long * (4 * count))(*(number for box in boxes for number in box)),
+        (ctypes.c_void_p * count)(*(each.pixels.ctypes.data for each in wanted)),
         row.ctypes.data,
         row.nbytes,
-        not is_sound,
+        (ctypes.c_bool * count)(*(not each.is_sound for each in wanted)),
+        results,
     )
-    return pixels if is_whole else None
+    return list(results)
 
 
 def is_available() -> bool:
@@ -91,8 +116,17 @@ def _library() -> ctypes.CDLL | None:
         return None
     file, size, length = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long
     library.multiring_jpeg_size.argtypes = (file, size, ctypes.POINTER(length), ctypes.POINTER(length))
-    pixels = ctypes.c_void_p
-    library.multiring_jpeg_region.argtypes = (file, size, *[length] * 4, pixels, pixels, size, ctypes.c_bool)
-    for each in (library.multiring_jpeg_size, library.multiring_jpeg_region):
-        each.restype = ctypes.c_bool
+    library.multiring_jpeg_regions.argtypes = (
+        size,
+        ctypes.POINTER(file),
+        ctypes.POINTER(size),
+        ctypes.POINTER(length),
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_void_p,
+        size,
+        ctypes.POINTER(ctypes.c_bool),
+        ctypes.POINTER(ctypes.c_bool),
+    )
+    library.multiring_jpeg_size.restype = ctypes.c_bool
+    library.multiring_jpeg_regions.restype = None
     return library

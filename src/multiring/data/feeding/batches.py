@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.data.dataset import Samples
+from multiring.data.feeding.wanted import BegunSamples, WantedSamples
 from multiring.data.feeding.widening import put_exactly, widened
 from multiring.data.orders import MixtureOrder, WeightedOrder
-from multiring.data.permutation import Numbers
 from multiring.data.progress import Step
 from multiring.data.stages import COPY, DECODE, REQUESTED
 from multiring.errors import DataError
@@ -106,9 +106,7 @@ class Filled:
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the worker, by stage
 
 
-def fill(
-    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: "WantedSamples"
-) -> Filled:
+def fill(samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: WantedSamples) -> Filled:
     """Read samples into a batch's rows from `first` on.
 
     Args:
@@ -132,12 +130,13 @@ def fill(
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []
+    begun = BegunSamples(samples, rows, first, wanted)
     for row, number in enumerate(one_by_one, first):
         out = {name: array[row] if array.ndim > 1 else array[row : row + 1] for name, array in rows.items()}
         try:
             if direct is not None and not lists and direct(number, out):
                 continue
-            record = samples.sample(number, wanted.epoch, wanted.draw(row - first))
+            record = begun.sample(row - first)
             before = time.perf_counter()
             made += 1
             _put(record, layout, out, number, wider)
@@ -217,7 +216,7 @@ def queued_s() -> float:
 
 
 def _filled_at_once(
-    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: "WantedSamples"
+    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: WantedSamples
 ) -> dict[str, list[Any]] | None:
     """Fill all rows by few calls and return the lists; return None if samples must be read one by one."""
     fills_rows = getattr(samples, "fills_rows", None)
@@ -252,7 +251,8 @@ def _put(
     for name, (shape, dtype) in layout.arrays.items():
         value = _as_array(record[name])
         if value.dtype == dtype and value.shape == shape:
-            out[name][...] = value  # the usual case
+            if not _is_same(value, out[name]):
+                out[name][...] = value  # the usual case
             continue
         needed = widened(wider.get(name, dtype), value.dtype.newbyteorder("="))
         if value.shape != shape or needed is None:
@@ -267,6 +267,11 @@ def _put(
                 f"sample {number}: {name} is {value.dtype}, but other samples need {dtype}, which does not hold all "
                 "its values exactly: want a transform that gives all samples one type"
             )
+
+
+def _is_same(value: Array, row: Array) -> bool:
+    """Return whether a value of the row's type and shape is the row itself."""
+    return value.strides == row.strides and value.ctypes.data == row.ctypes.data
 
 
 def _as_array(value: Any) -> Array:
@@ -287,25 +292,6 @@ def wider_of(pieces: Iterable[Filled]) -> dict[str, np.dtype[Any]]:
             # `widened` finds a type here, because each piece's type is already a widening of the layout's type.
             found[name] = widened(found.get(name, dtype), dtype) or dtype
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedSamples:
-    """The samples to read for a batch, in the batch's order."""
-
-    epoch: int
-    numbers: Numbers
-    places: Numbers | None = None  # positions in the epoch; only if an epoch may have a sample twice
-    begin: int = 0  # position in the epoch at which the step begins
-
-    def draw(self, index: int) -> int:
-        """Return the number that distinguishes repeated uses of a sample in an epoch."""
-        return 0 if self.places is None else int(self.places[index])
-
-    def piece(self, begin: int, end: int) -> "WantedSamples":
-        """Return only the samples from `begin` to `end`."""
-        places = None if self.places is None else self.places[begin:end]
-        return replace(self, numbers=self.numbers[begin:end], places=places)
 
 
 @dataclass(kw_only=True, slots=True)

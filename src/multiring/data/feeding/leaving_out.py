@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import BatchLayout, SampleFailure, WantedSamples, layout_of, made_of, wanted_by
+from multiring.data.feeding.batches import BatchLayout, SampleFailure, layout_of, made_of, wanted_by
+from multiring.data.feeding.wanted import WantedSamples
 from multiring.data.progress import Step
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share

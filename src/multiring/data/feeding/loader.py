@@ -12,10 +12,11 @@ from typing import Any
 
 from multiring._steps.step_counters import STEPS
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, WantedSamples, wanted_by
+from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, wanted_by
 from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
 from multiring.data.feeding.processes import ProcessWorkers, WorkerArguments
 from multiring.data.feeding.threads import ThreadWorkers, WorkersEndedError
+from multiring.data.feeding.wanted import WantedSamples
 from multiring.data.progress import Progress, Step, steps
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share

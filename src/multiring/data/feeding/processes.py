@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, Filled, WantedSamples, fill, pieces_of
+from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, Filled, fill, pieces_of
 from multiring.data.feeding.threads import WorkersEndedError
+from multiring.data.feeding.wanted import WantedSamples
 from multiring.errors import DataError
 
 # If this many workers die while they make the same piece, the piece is considered the cause, and its batch fails.

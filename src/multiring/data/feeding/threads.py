@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Array, BatchJob, BatchLayout, WantedSamples, fill, pieces_of
+from multiring.data.feeding.batches import Allocate, Array, BatchJob, BatchLayout, fill, pieces_of
+from multiring.data.feeding.wanted import WantedSamples
 from multiring.errors import StateError
 
 _HUGE = 1 << 22  # bytes of a batch from which huge pages are worth their cost

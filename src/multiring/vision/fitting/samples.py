@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.dataset import generator_for
 from multiring.data.orders import ExactOrder, Order, SequentialOrder, digest_of_order
+from multiring.data.sample_maker import generator_for
 from multiring.errors import DataError
 from multiring.vision.fitting.augmentation import UNCHANGED, AugmentationPolicy, PictureChange, draw_change
 from multiring.vision.fitting.targets import LabelledSample

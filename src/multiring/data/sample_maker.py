@@ -1,0 +1,167 @@
+"""Make samples of stored records: decode their images, crop, transform."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.data.augment import CropsFirst, cut
+from multiring.data.decoding import RegionDecoding, decode_together, decoded
+from multiring.data.jpeg import Region
+from multiring.data.permutation import keyed_words
+from multiring.data.readers.limits import Limits
+from multiring.data.readers.source import Image, Record
+from multiring.errors import DataError
+
+Transform = Callable[[Record, np.random.Generator], Record]
+Finish = Callable[[], Record]
+
+
+def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.random.Generator:
+    """Return the random generator for a sample's augmentation.
+
+    Its numbers depend on the arguments alone.
+
+    Args:
+        seed: the data set's seed.
+        epoch: 0 or more.
+        number: the sample's number.
+        draw: the sample's position in the epoch if an epoch can contain a sample twice; 0 otherwise.
+    """
+    key = keyed_words(2, "augmentation", seed, epoch, number, draw)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class SampleMaker:
+    """Makes samples of one data set's records.
+
+    Args:
+        url: of the data set, for error messages.
+        transform: called with each record and a random generator; None if the records stay as they are.
+        seed: of the random generators.
+        decode: whether images are decoded.
+        limits: the largest number of pixels.
+    """
+
+    def __init__(self, url: str, transform: Transform | None, seed: int, limits: Limits, *, decode: bool) -> None:
+        self._url, self._seed, self._limits, self._decode = url, seed, limits, decode
+        self.transform = transform
+        # The check of the protocol takes as long as a small sample.
+        self._crop = transform if decode and isinstance(transform, CropsFirst) else None
+
+    @property
+    def crops_first(self) -> bool:
+        """Return whether samples are made faster by `begin`."""
+        return self._crop is not None
+
+    def sample(self, number: int, epoch: int, draw: int, record: Record) -> Record:
+        """Return a sample.
+
+        Raises:
+            DataError: the sample is damaged, or the transform raised an exception.
+        """
+        return self._finish_after(self._begun(number, epoch, draw, record))
+
+    def begin(
+        self,
+        numbers: Sequence[int],
+        epoch: int,
+        draws: Sequence[int],
+        read: Callable[[int], Record],
+        rows: Mapping[str, NDArray[Any]],
+    ) -> list[Finish]:
+        """Read records and decode their crops by one native call; return a function for each that returns the sample.
+
+        An error of a sample is raised by its function.
+
+        Args:
+            numbers: the samples' numbers.
+            epoch: 0 or more.
+            draws: as for `generator_for`, one for each sample.
+            read: returns the record with a number.
+            rows: arrays (samples, ...) by field. A crop that fits into its row is decoded there.
+        """
+        begun: list[tuple[RegionDecoding | None, Finish]] = []
+        for number, draw in zip(numbers, draws, strict=True):
+            try:
+                begun.append(self._begun(number, epoch, draw, read(number)))
+            except (DataError, OSError) as error:
+                begun.append((None, partial(_raise, error)))
+        images = None if self._crop is None else rows.get(self._crop.field)
+        pairs = [
+            (decoding, None if images is None else images[row])
+            for row, (decoding, _) in enumerate(begun)
+            if decoding is not None
+        ]
+        decode_together([decoding for decoding, _ in pairs], [out for _, out in pairs])
+        return [finish for _, finish in begun]
+
+    def decoded(self, number: int, record: Record, but: str | None = None) -> Record:
+        """Return the images of a record, decoded, by field; all but one.
+
+        Raises:
+            DataError: an image cannot be decoded.
+        """
+        return {
+            name: decoded(self._named(number, record, name), value.data, self._limits)
+            for name, value in record.items()
+            if isinstance(value, Image) and name != but
+        }
+
+    @staticmethod
+    def _finish_after(begun: tuple[RegionDecoding | None, Finish]) -> Record:
+        decoding, finish = begun
+        if decoding is not None:
+            decode_together([decoding], [None])
+        return finish()
+
+    def _begun(self, number: int, epoch: int, draw: int, record: Record) -> tuple[RegionDecoding | None, Finish]:
+        """Return the crop to decode, if there is one, and the function that returns the sample when it is decoded."""
+        crop = self._crop
+        if crop is None or not isinstance(record.get(crop.field), Image):
+            return None, partial(self._transformed, number, epoch, draw, record)
+        record |= self.decoded(number, record, but=crop.field)
+        generator = generator_for(self._seed, epoch, number, draw)
+
+        def choose(height: int, width: int) -> Region:
+            with self._of_transform(number, record):
+                return crop.region(height, width, generator)
+
+        name = self._named(number, record, crop.field)
+        decoding = RegionDecoding(name, record[crop.field], self._limits, choose)
+        return decoding, partial(self._cropped, number, record, crop, generator, decoding)
+
+    def _cropped(
+        self, number: int, record: Record, crop: CropsFirst, generator: np.random.Generator, decoding: RegionDecoding
+    ) -> Record:
+        image, region = decoding.result()
+        with self._of_transform(number, record):
+            return crop.finish(record | {crop.field: cut(image, region)}, generator)
+
+    def _transformed(self, number: int, epoch: int, draw: int, record: Record) -> Record:
+        if self._decode:
+            record |= self.decoded(number, record)
+        if self.transform is None:
+            return record
+        with self._of_transform(number, record):
+            return self.transform(record, generator_for(self._seed, epoch, number, draw))
+
+    @contextmanager
+    def _of_transform(self, number: int, record: Record) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise DataError(
+                f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _named(self, number: int, record: Record, field: str = "") -> str:
+        name = record.get("name", record.get("key", ""))
+        return f"{self._url}: sample {number}{f' ({name})' if name else ''}{f', {field}' if field else ''}"
+
+
+def _raise(error: Exception) -> Record:
+    raise error
