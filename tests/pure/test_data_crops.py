@@ -153,6 +153,11 @@ def test_a_data_set_gives_what_decode_then_crop_gives(crop: Callable[..., Any], 
                 np.testing.assert_array_equal(value, theirs[name])
 
 
+def twice(record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """Return the crop itself behind a field that is made of it."""
+    return {"image": record["image"] // 2, "crop": record["image"], "draw": int(generator.integers(9))}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "crop",
@@ -160,9 +165,10 @@ def test_a_data_set_gives_what_decode_then_crop_gives(crop: Callable[..., Any], 
         RandomCrop(32),
         RandomCrop(32, mirrored=True),
         RandomCrop(48, mirrored=True, then=brightened),
+        RandomCrop(32, then=twice),
         RandomResizedCrop(32, mirrored=True),
     ],
-    ids=["random", "mirrored", "then", "resized"],
+    ids=["random", "mirrored", "then", "twice", "resized"],
 )
 def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], folder: Path, workers: int) -> None:
     batches: list[list[dict[str, Any]]] = []

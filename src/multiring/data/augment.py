@@ -26,8 +26,7 @@ class CropsFirst(Protocol):
     """A transform that begins with a crop, so that an image need not be decoded whole.
 
     Calling it must be the same as `region`, `cut` and `finish`. A loader calls `region` for some samples before it
-    calls `finish` for the first of them, so neither may depend on the calls for other samples. The image that `finish`
-    gets may be a part of a batch: it may be changed and returned, but not kept.
+    calls `finish` for the first of them, so neither may depend on the calls for other samples.
     """
 
     @property
@@ -61,6 +60,14 @@ def cut(image: NDArray[Any], region: Region) -> NDArray[Any]:
     if any(lacking):
         image = np.pad(image, [(0, each) for each in lacking] + [(0, 0)] * (image.ndim - 2), mode="symmetric")
     return image[region.top : bottom, region.left : right]
+
+
+def is_only_crop(transform: CropsFirst) -> bool:
+    """Return whether nothing but the crop itself, perhaps mirrored, is made of an image.
+
+    Then it may be decoded where the batch will have it. Another transform could return the crop in two fields.
+    """
+    return type(transform) in {RandomCrop, CenterCrop} and getattr(transform, "then", None) is None
 
 
 class _Crop:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.augment import CropsFirst, cut
+from multiring.data.augment import CropsFirst, cut, is_only_crop
 from multiring.data.decoding import RegionDecoding, decode_together, decoded
 from multiring.data.jpeg import Region
 from multiring.data.permutation import keyed_words
@@ -82,7 +82,8 @@ class SampleMaker:
             epoch: 0 or more.
             draws: as for `generator_for`, one for each sample.
             read: returns the record with a number.
-            rows: arrays (samples, ...) by field. A crop that fits into its row is decoded there.
+            rows: arrays (samples, ...) by field. A crop that fits into its row is decoded there if nothing else is made
+                of it.
         """
         begun: list[tuple[RegionDecoding | None, Finish]] = []
         for number, draw in zip(numbers, draws, strict=True):
@@ -90,7 +91,7 @@ class SampleMaker:
                 begun.append(self._begun(number, epoch, draw, read(number)))
             except (DataError, OSError) as error:
                 begun.append((None, partial(_raise, error)))
-        images = None if self._crop is None else rows.get(self._crop.field)
+        images = rows.get(self._crop.field) if self._crop is not None and is_only_crop(self._crop) else None
         pairs = [
             (decoding, None if images is None else images[row])
             for row, (decoding, _) in enumerate(begun)
