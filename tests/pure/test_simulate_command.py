@@ -18,10 +18,40 @@ STEP = ["simulate", "--topology", "horovod", "--model", "vgg16", "--batch-per-ra
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [("resnet50", 25_557_032), ("resnet101", 44_549_160), ("resnet152", 60_192_808), ("vgg16", 138_357_544)],
+    [
+        ("deeplabv3plus", 43_669_251),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("vgg16", 138_357_544),
+    ],
 )
 def test_models_have_the_parameters_of_their_papers(model: str, parameters: int) -> None:
     assert sum(sum(layer.parameters) for layer in layers_of(model)) == parameters
+
+
+def test_deeplabv3plus_has_the_arithmetic_of_its_log() -> None:
+    # The log counts 115.282 TF for the steps of 8 ranks, forward and backward, and transposed convolutions otherwise.
+    multiplications = sum(layer.multiplications for layer in layers_of("deeplabv3plus"))
+    assert 6e-12 * multiplications == pytest.approx(115.282 / 8, rel=0.1)
+
+
+def test_the_exascale_command_predicts_from_a_rate_with_a_source(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "simulate",
+        "--topology",
+        "summit",
+        "--model",
+        "deeplabv3plus",
+        "--batch-per-rank",
+        "1",
+        "--ranks",
+        "6,24",
+    ]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "climseg-cgpu-513075.out" in found["source_of_rate"]
+    assert [step["forward_s"] + step["backward_s"] for step in found["steps"]] == pytest.approx([0.854, 0.854])
 
 
 def test_a_step_and_a_plan_give_one_number() -> None:
@@ -52,7 +82,7 @@ def test_steps_are_printed_and_described(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--model", "deeplab"], "no model 'deeplab': want one of resnet101, resnet152, resnet50, vgg16"),
+        (["--model", "deeplab"], "no model 'deeplab': want one of deeplabv3plus, resnet101, resnet152, resnet50"),
         (["--topology", "sumit"], "no topology 'sumit': want a file, or one of ddl"),
         (["--ranks", "many"], "--ranks many: want numbers of ranks"),
         (["--ranks", "8,0"], "--ranks 8,0: want numbers of ranks"),

@@ -20,6 +20,10 @@ CLUSTER = "needs a cluster; it was not run"
 PICTURES = "tests/frameworks/vision/test_vision_start_page.py runs it with a shorter training"
 PAGE = "serves until it is ended; tests/page/test_label_page.py drives it"
 IMAGE = "make image-test runs it as it stands, as root"
+FAILING = (
+    "multiring simulate --topology p5 --model vgg16 --batch-per-rank 64 --rate 2500 --failures-per-hour 0.001 "
+    "--restart-seconds 300"
+)
 REST = "--meet node0:29400 -n 2 train.py"
 IN_A_CONTAINER = (
     "--network train --secret train-secret -e MULTIRING_SECRET_FILE=/run/secrets/train-secret "
@@ -60,6 +64,14 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ): Run("Shortest step: "),
     ("simulate.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
         "needs a profile; tests/pure/test_script_profile.py"
+    ),
+    (
+        "simulate.md",
+        "multiring simulate --topology summit --model deeplabv3plus --batch-per-rank 1 --ranks 6,384,27360",
+    ): Run("27360   4560"),
+    ("simulate.md", f"{FAILING} --html page.html"): Run("page.html: vgg16", f"{FAILING} --ranks 1,8 --html page.html"),
+    ("simulate.md", f"{FAILING.replace(' --failures', ' --ranks 64,512,1024 --failures')}"): Run(
+        "elastic", f"{FAILING} --ranks 8,16"
     ),
     **{
         ("simulate.md", command): Read("tests/frameworks/torch/test_profile_command.py grades two scripts")

@@ -14,22 +14,25 @@ With --published FILE, the command predicts published runs instead, and grades i
 
 For each number of ranks the command prints the time of a step and its 90 % interval, the samples a second, the
 efficiency compared with one rank alone, the time of all communication, the part of it that backward does not hide, and
-what bounds the step.
+what bounds the step. With --failures-per-hour, it prints the goodput of a job that is restarted after a failure and of
+an elastic one, too. --html FILE writes all values of --json as a page.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from multiring._cli.failing_hosts import add_failure_arguments, failures_of, failures_remark, goodputs
 from multiring._cli.graded_run import show_graded_run
 from multiring._cli.grading import show_grade
 from multiring._cli.output import show, show_table
-from multiring._cli.simulation import Subject, cluster_of, subject_of
+from multiring._cli.simulated_page import check_page, write_page
+from multiring._cli.simulated_values import ClusterPrediction, described, usd_per_million
+from multiring._cli.simulation import cluster_of, subject_of
 from multiring._cli.sweep import add_sweep_arguments, rank_counts, show_sweep
 from multiring._simulator.layers import model_names
-from multiring._simulator.presets import Preset, preset_names
+from multiring._simulator.presets import preset_names
 from multiring._simulator.step import SimulatedStep, part_of, step_of
 from multiring.errors import ArgumentError
 
@@ -45,7 +48,10 @@ _ALL = (
     "--against",
     "--noise-scale",
     "--least-samples",
+    "--failures-per-hour",
+    "--html",
 )
+_GOODPUT_HEAD = ("restarted", "elastic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="TIMELINE", help="with --profile: grade the prediction by a run's timeline"
     )
     add_sweep_arguments(parser)
+    add_failure_arguments(parser)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the prediction as one page (default --ranks: powers)"
+    )
     parser.add_argument("--published", metavar="FILE", help="predict the published runs in this file, and grade that")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -83,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.published is not None:
         _refuse(arguments, _ALL, "--published", "the rows of a file say what to predict")
         return show_grade(arguments.published, as_json=arguments.json)
+    alone = ("--failures-per-hour", "--html")
     if arguments.against is not None:
+        _refuse(arguments, alone, "--against", "it grades the step of one run")
         return show_graded_run(arguments)
     if arguments.topology is None:
         raise ArgumentError(
@@ -92,26 +104,55 @@ def run(arguments: argparse.Namespace) -> int:
         )
     known, topology = cluster_of(arguments.topology)
     if arguments.sweep:
+        _refuse(arguments, alone, "--sweep", "a sweep prints its points as a table or as JSON")
         return show_sweep(arguments, known, topology)
     _refuse(arguments, ("--noise-scale", "--least-samples"), "no --sweep", "they compare the points of a sweep")
+    failures = failures_of(arguments)
+    if arguments.html is not None:
+        check_page(arguments.html)
     subject = subject_of(arguments, known)
-    counts = rank_counts(arguments.ranks, topology, "--ranks ")
+    words = "powers" if arguments.ranks is None and arguments.html is not None else arguments.ranks
     steps = [
         step_of(subject.profile(count, subject.batch_per_rank, subject.exchange), part_of(topology, count))
-        for count in counts
+        for count in rank_counts(words, topology, "--ranks ")
     ]
+    prediction = ClusterPrediction(
+        cluster=arguments.topology,
+        known=known,
+        topology=topology,
+        subject=subject,
+        steps=steps,
+        failures=failures,
+        goodputs=() if failures is None else goodputs(failures, steps, subject, topology),
+    )
+    values = described(prediction) if arguments.json or arguments.html is not None else {}
+    if arguments.html is not None:
+        write_page(arguments.html, values)
     if arguments.json:
-        show(json.dumps(_described(arguments.topology, subject, known, steps), indent=1))
-        return 0
+        show(json.dumps(values, indent=1))
+    elif arguments.html is None:
+        _show_table(prediction)
+    else:
+        show(f"{arguments.html}: {subject.title}, on {steps[0].ranks} to {steps[-1].ranks} ranks")
+    return 0
+
+
+def _show_table(prediction: ClusterPrediction) -> None:
+    subject, known, topology = prediction.subject, prediction.known, prediction.topology
     show(f"{topology if known is None else known.title}: {subject.title}")
-    show_table([_HEAD, *(_cells(step, subject.interval(step)) for step in steps)])
+    more = [tuple(f"{each:.1%}" for each in goodput.values()) for goodput in prediction.goodputs]
+    rows = [
+        (*_cells(step, subject.interval(step)), *(more[at] if more else ())) for at, step in enumerate(prediction.steps)
+    ]
+    show_table([(*_HEAD, *(_GOODPUT_HEAD if more else ())), *rows])
+    if prediction.failures is not None:
+        show(failures_remark(prediction.failures))
     for remark in subject.remarks:
         show(remark)
-    if known is not None and known.usd_per_host_hour is not None:
-        last = steps[-1]
-        usd = last.hosts * known.usd_per_host_hour / 3600 / last.samples_per_s * 1e6
+    last = prediction.steps[-1]
+    usd = usd_per_million(last, known)
+    if known is not None and usd is not None:
         show(f"{last.ranks} ranks cost {usd:.4g} USD for a million samples, at the price of {known.priced}.")
-    return 0
 
 
 def _refuse(arguments: argparse.Namespace, options: Sequence[str], beside: str, why: str) -> None:
@@ -134,38 +175,6 @@ def _cells(step: SimulatedStep, interval: tuple[float, float] | None) -> tuple[s
     )
 
 
-def _described(
-    cluster: str, subject: Subject, known: Preset | None, steps: Sequence[SimulatedStep]
-) -> dict[str, object]:
-    """Return the JSON object: times in seconds."""
-    return {
-        "topology": cluster,
-        "batch_per_rank": subject.batch_per_rank,
-        **subject.described,
-        "sources_of_topology": {} if known is None else dict(known.sources),
-        "steps": [described_step(step, subject.interval(step)) for step in steps],
-    }
-
-
 def interval_cell(interval: tuple[float, float] | None) -> str:
     """Return an interval in milliseconds for a table."""
     return "-" if interval is None else f"{interval[0] * 1e3:.4g}-{interval[1] * 1e3:.4g}"
-
-
-def described_step(step: SimulatedStep, interval: tuple[float, float] | None) -> dict[str, object]:
-    """Return a step for JSON: times in seconds."""
-    return {
-        "ranks": step.ranks,
-        "hosts": step.hosts,
-        "step_s": step.seconds.total,
-        "step_90_s": interval,
-        "compute_s": step.seconds.compute,
-        "exposed_s": step.seconds.exchange,
-        "update_s": step.seconds.update,
-        "outside_s": step.seconds.outside,
-        "communication_s": step.communication_s,
-        "samples_per_s": step.samples_per_s,
-        "efficiency": step.efficiency,
-        "bound": step.bound,
-        "buckets": [asdict(each) for each in step.buckets],
-    }

@@ -13,11 +13,13 @@ from multiring.planner.parallelism import (
     BucketTime,
     Compute,
     GradientExchange,
+    LinkSeconds,
     Parallelism,
     Profile,
     Seconds,
     Unit,
     bucket_times,
+    link_seconds,
     seconds_of,
 )
 
@@ -33,7 +35,8 @@ class SimulatedStep:
 
     `communication_s` is the sum of all all-reduces of gradients; `seconds.exchange` is the part of it that backward
     does not hide. `buckets` has each of these all-reduces. `efficiency` is the rate of a rank divided by that of one
-    rank alone.
+    rank alone. `forward_s` is the part of the compute before backward starts, and `links` says for how long the step's
+    gradients occupy a rank's links.
     """
 
     ranks: int
@@ -43,6 +46,13 @@ class SimulatedStep:
     communication_s: float
     efficiency: float
     buckets: Sequence[BucketTime] = ()
+    forward_s: float
+    links: LinkSeconds
+
+    @property
+    def alone_s(self) -> float:
+        """The seconds of the step of one rank alone, which has no exchange."""
+        return self.seconds.total - self.seconds.exchange
 
     @property
     def samples_per_s(self) -> float:
@@ -97,16 +107,17 @@ def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
     mix = Parallelism(((Axis.DATA, ranks),))
     seconds = seconds_of(mix, profile, topology)
     buckets = bucket_times(mix, profile, topology)
-    # One rank alone does all but the exchange in the same time.
-    alone_s = seconds.total - seconds.exchange
     return SimulatedStep(
         ranks=ranks,
         hosts=len(topology.hosts),
         batch=profile.batch,
         seconds=seconds,
         communication_s=sum(each.end_s - each.start_s for each in buckets),
-        efficiency=alone_s / seconds.total,
+        # One rank alone does all but the exchange in the same time.
+        efficiency=(seconds.total - seconds.exchange) / seconds.total,
         buckets=tuple(buckets),
+        forward_s=profile.compute_of(profile.batch / ranks).forward_s,
+        links=link_seconds(mix, profile, topology),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from multiring._schedule import Collective, Frame, Kind, Pattern, Schedule, Way
 from multiring._topology import Link, Topology, strides_of
 
-_SHM_PORT, _RAILS_PORT = 0, 1
+SHM_PORT, RAILS_PORT = 0, 1  # the ports of a rank
 # The factor on a rail's bandwidth if several hosts send to one host at a time and overflow its queues. Measured on
 # 4 hosts at 1 Gbit/s, 16 and 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
 _CROWDED = 0.94
@@ -31,8 +31,8 @@ def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
     its partner's host.
     """
     if len(topology.hosts) == 1:
-        return (Way(link=topology.shm, port=_SHM_PORT),) * len(schedule.grid)
-    joining = (Way(link=topology.shm, port=_SHM_PORT),) if schedule.frame.joined else ()
+        return (Way(link=topology.shm, port=SHM_PORT),) * len(schedule.grid)
+    joining = (Way(link=topology.shm, port=SHM_PORT),) if schedule.frame.joined else ()
     return (*(_way(schedule, topology, axis) for axis in range(len(schedule.grid))), *joining)
 
 
@@ -42,7 +42,7 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     frame = replace(schedule.frame, shares=(1,))
     from_hosts, within_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
     if not any(from_hosts):
-        return Way(link=topology.shm, port=_SHM_PORT)
+        return Way(link=topology.shm, port=SHM_PORT)
     crowded = _CROWDED_BY_TURNS if topology.takes_turns else _CROWDED
     left = crowded if _is_crowded(patterns, schedule.grid[axis]) else 1.0
     own = {each.host: each.rails for each in topology.own_rails}
@@ -69,12 +69,12 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
         if senders and any(rack.uplinks)
     ]
     if not uplinks:
-        return Way(link=link, port=_RAILS_PORT)
+        return Way(link=link, port=RAILS_PORT)
     narrowest = min(uplinks, key=lambda found: found.bandwidth_bytes_per_s)
     further_s = max(found.latency_s for found in uplinks)
     return Way(
         link=replace(link, latency_s=link.latency_s + further_s),
-        port=_RAILS_PORT,
+        port=RAILS_PORT,
         uplink_bytes_per_s=narrowest.bandwidth_bytes_per_s * left,
     )
 

@@ -7,4 +7,12 @@ from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices
 from multiring.planner.parallelism.profile import Compute, GradientExchange, Overheads, Profile, Unit
-from multiring.planner.parallelism.seconds import BucketTime, Seconds, bucket_times, buckets_of, seconds_of
+from multiring.planner.parallelism.seconds import (
+    BucketTime,
+    LinkSeconds,
+    Seconds,
+    bucket_times,
+    buckets_of,
+    link_seconds,
+    seconds_of,
+)

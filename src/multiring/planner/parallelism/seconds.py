@@ -1,9 +1,10 @@
 """Forecast the time of a training step under a mix: compute, communication that is not hidden, and the update."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from multiring._schedule import Collective
+from multiring._schedule import Collective, busy_s
 from multiring._topology import Topology
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.flights import ends_in_flight
@@ -11,6 +12,8 @@ from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices, prices_of
 from multiring.planner.parallelism.profile import GradientExchange, Profile, Unit
+from multiring.planner.plan import PlannedOperation
+from multiring.planner.ways import RAILS_PORT, SHM_PORT
 
 # torch's DistributedDataParallel calls it _DEFAULT_FIRST_BUCKET_BYTES.
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -45,6 +48,19 @@ class BucketTime:
     end_s: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSeconds:
+    """For how long the gradients of a step occupy a rank's part of each kind of link, in seconds of sending.
+
+    `inside` are the links inside a host, `rails` those between hosts, and `uplinks` those between racks. Two kinds can
+    be occupied at the same time.
+    """
+
+    inside: float = 0.0
+    rails: float = 0.0
+    uplinks: float = 0.0
+
+
 def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
     """Return the seconds of a step of the whole batch under `parallelism`."""
     prices = prices_of(parallelism, topology, profile.overheads.collective_s)
@@ -75,17 +91,31 @@ def bucket_times(parallelism: Parallelism, profile: Profile, topology: Topology)
     return _bucket_times(parallelism, profile, prices_of(parallelism, topology, profile.overheads.collective_s))
 
 
+def link_seconds(parallelism: Parallelism, profile: Profile, topology: Topology) -> LinkSeconds:
+    """Return the seconds for which the buckets of a step occupy a rank's links under data parallelism."""
+    prices = prices_of(parallelism, topology, profile.overheads.collective_s)
+    sums: Counter[str] = Counter()
+    for each in _operations(profile, prices) if parallelism.ranks > 1 else ():
+        sums.update(busy_s(each.schedule, each.size_bytes, each.ways, each.segments))
+    return LinkSeconds(inside=sums[f"wire {SHM_PORT}"], rails=sums[f"wire {RAILS_PORT}"], uplinks=sums["uplink"])
+
+
+def _operations(profile: Profile, prices: Prices) -> list[PlannedOperation]:
+    """Return the all-reduce of each bucket, for two ranks or more."""
+    found = [
+        prices.operation(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
+        for _, size_bytes in buckets_of(profile.units, profile.exchange)
+    ]
+    return [each for each in found if each is not None]
+
+
 def _bucket_times(parallelism: Parallelism, profile: Profile, prices: Prices) -> list[BucketTime]:
     if parallelism.ranks == 1:
         return []
     backward_s = profile.compute_of(profile.batch / parallelism.data_ranks).backward_s
     buckets = buckets_of(profile.units, profile.exchange)
-    operations = [
-        prices.operation(Axis.DATA, Collective.ALL_REDUCE, size_bytes, profile.exchange.wire)
-        for _, size_bytes in buckets
-    ]
     starts_s = [ready * backward_s for ready, _ in buckets]
-    ends = ends_in_flight([each for each in operations if each is not None], starts_s)
+    ends = ends_in_flight(_operations(profile, prices), starts_s)
     over, found = 0.0, []
     for (_, size_bytes), ready_s, end_s in zip(buckets, starts_s, ends, strict=True):
         ended = end_s + size_bytes * profile.overheads.copy_s_per_byte
