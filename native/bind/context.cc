@@ -113,7 +113,9 @@ void bind_context(nb::module_& m) {
           nb::kw_only(), nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
           nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"), nb::arg("wire_timeout_s"),
-          nb::arg("seal") = false);
+          nb::arg("seal") = false)
+      .def_rw("own_losses_only", &ContextConfig::own_losses_only,
+              "Whether the rank believes no other rank that a third one is lost, because the ranks vote on it.");
   nb::class_<Context> bound(m, "Context");
   bound.def(nb::init<ContextConfig>(), nb::arg("config"))
       .def_prop_ro("handover_name", &Context::handover_name)

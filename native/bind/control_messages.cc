@@ -28,6 +28,10 @@ void bind_control_messages(nb::module_& m) {
       .def_prop_ro(
           "died", [](const ControlMessage& message) { return is_death(static_cast<LossKind>(message.tag)); },
           "Whether the lost rank died rather than left.")
+      .def_prop_ro(
+          "is_cut_off",
+          [](const ControlMessage& message) { return static_cast<LossKind>(message.tag) == LossKind::cut_off; },
+          "Whether the lost rank's host cannot be reached, so that the rank may still run.")
       .def_ro("titles", &ControlMessage::titles, "The description of a mismatched operation on each world rank.");
 }
 

@@ -95,6 +95,49 @@ void only_wire_is_cut() {
   job.in_parallel([&](int rank) { job[rank].close(0, true); });
 }
 
+// The only wire between ranks 0 and 2 is cut. Each of them tells rank 1, which reaches both, that the other is lost. An
+// operation of all three fails on rank 1, too. If the ranks vote, rank 1 still reaches both of the others.
+void a_wire_of_others_is_cut(bool votes) {
+  constexpr double kTimeout_s = 2;
+  Job job(3, false, false, false, 1, kTimeout_s, false, votes, true);
+  const auto meet = [&](int one, int other, uint64_t number) {  // returns whether both succeed
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (const int rank : {one, other}) {
+      auto spec = spec_of(rank, 3, number, nullptr, nullptr, "barrier", false);
+      spec.key.group = static_cast<uint64_t>(10 + one + other);
+      spec.members = {one, other};
+      spec.rounds = std::make_shared<std::vector<Round>>(std::vector<Round>{{one + other - rank, one + other - rank}});
+      operations.push_back(job[rank].post(std::move(spec), false));
+    }
+    wait_for(job[one], operations[0]);
+    wait_for(job[other], operations[1]);
+    return operations[0]->fault() == FaultKind::none && operations[1]->fault() == FaultKind::none;
+  };
+  const auto before = connections();
+  check(meet(0, 2, 1), "ranks meet");
+  for (const int fd : connections(before)) silence(fd);
+  check(!meet(0, 2, 2), "ranks that a cut wire parts lose each other");
+  std::vector<std::shared_ptr<Operation>> of_all;
+  for (int rank = 0; rank < 3; ++rank) {
+    of_all.push_back(job[rank].post(spec_of(rank, 3, 1, nullptr, nullptr, "barrier", false), false));
+    if (rank == 0) continue;  // then rank 1 tells rank 2, before that begins, that rank 2 cannot be reached
+    wait_for(job[rank], of_all[static_cast<size_t>(rank)]);
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    wait_for(job[rank], of_all[static_cast<size_t>(rank)]);
+    check(of_all[static_cast<size_t>(rank)]->fault() == FaultKind::peer_lost, "an operation of all fails on all ranks");
+  }
+  const auto until = Clock::now() + std::chrono::seconds(10);
+  while (!votes && job[1].losses().size() < 2 && Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the reports are under way
+  }
+  check(meet(0, 1, 1) == votes, "who votes loses only those whom it does not reach");
+  check(meet(1, 2, 1) == votes, "who votes loses only those whom it does not reach");
+  check(job[1].losses().empty() == votes, "who votes believes no reports");
+  check(!job[2].losses().contains(1) == votes, "nor reports that it cannot be reached itself");
+  job.in_parallel([&](int rank) { job[rank].close(0, true); });
+}
+
 // Returns a program that sends `count` int32 values from rank 0 to rank 1.
 std::shared_ptr<const Program> message(int rank, uint64_t count) {
   auto program = std::make_shared<Program>();
@@ -175,6 +218,8 @@ int main() {
   nothing_is_kept_of_failures(false);
   a_full_segment_fails_what_finds_no_room();
   only_wire_is_cut();
+  a_wire_of_others_is_cut(true);
+  a_wire_of_others_is_cut(false);
   for (const bool arena : {true, false}) {
     for (const bool sliced : {true, false}) {
       abort_and_overwrite(2, arena, sliced);

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,12 +24,12 @@ struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
   Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1, double wire_timeout_s = 60,
-      bool seal = false) {
+      bool seal = false, bool votes = false, bool chain = false) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret of sixteen", .segment_bytes = size_t{1} << 28,
           .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain,
-          .rail_timeout_s = 0.4, .wire_timeout_s = wire_timeout_s, .seal = seal}));
+          .rail_timeout_s = 0.4, .wire_timeout_s = wire_timeout_s, .seal = seal, .own_losses_only = votes}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
@@ -46,7 +47,7 @@ struct Job {
       for (int peer = 0; peer < size; ++peer) {
         if (one_host || peer == rank) local.push_back(peer);
         if (peer == rank) continue;
-        neighbours.push_back(peer);
+        if (!chain || std::abs(peer - rank) == 1) neighbours.push_back(peer);
         peers.push_back(addresses[static_cast<size_t>(peer)]);
       }
       ranks[static_cast<size_t>(rank)]->connect(peers, local, neighbours, 30, [] { return false; });
@@ -124,10 +125,15 @@ inline void wait_for(Context& context, const std::shared_ptr<Operation>& operati
   while (context.wait(operation, 5) != Context::Waited::ended) {
   }
 }
-// Cuts the wire of a rail: the kernel silently drops everything that arrives over it, at both ends.
-inline void cut(int rail) {
+// Has the kernel silently drop everything that arrives at a socket.
+inline void silence(int fd) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{1, &drop};
+  ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+}
+
+// Cuts the wire of a rail at both ends.
+inline void cut(int rail) {
   for (int fd = 3; fd < 1024; ++fd) {
     sockaddr_in own{};
     sockaddr_in other{};
@@ -136,8 +142,20 @@ inline void cut(int rail) {
     length = sizeof other;
     if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
     const in_addr_t wanted = htonl(INADDR_LOOPBACK + static_cast<uint32_t>(rail));
-    if (own.sin_addr.s_addr == wanted) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+    if (own.sin_addr.s_addr == wanted) silence(fd);
   }
+}
+
+// Returns the connected sockets of this process that are not among `known`.
+inline std::set<int> connections(const std::set<int>& known = {}) {
+  std::set<int> found;
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in other{};
+    socklen_t length = sizeof other;
+    const bool is_connected = ::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) == 0;
+    if (is_connected && other.sin_family == AF_INET && !known.contains(fd)) found.insert(fd);
+  }
+  return found;
 }
 
 }  // namespace multiring::checks

@@ -50,6 +50,21 @@ def test_survivors_go_on(size: int, lost: int) -> None:
     assert max(net.decided) == 1
 
 
+@pytest.mark.parametrize("out", [0, 3])
+def test_a_frozen_member_is_waited_for_equally_long_also_if_it_would_lead(out: int) -> None:
+    net = net_of(5, 0, loss=0.0)
+    net.frozen = {out}
+    for member in set(net.nodes) - {out}:
+        net.begin(member)
+    for _ in range(PATIENCE + 1):
+        for _ in range(10):  # all messages and their answers
+            net.deliver(1_000)
+        net.tick()
+    for _ in range(10):
+        net.deliver(1_000)
+    assert net.decided[1] == tuple(each for each in range(5) if each != out)
+
+
 def test_it_takes_few_messages() -> None:
     net = net_of(64, 0, loss=0.0)
     net.kill(17)
@@ -278,6 +293,7 @@ ACTS: dict[str, Callable[[SuccessionNet, int, int], object]] = {
     "die": die,
     "end": hear_of_an_end,
     "cut": lambda net, member, other: net.tell_cut(member, sorted(net.nodes)[other % len(net.nodes)]),
+    "doubt": lambda net, member, other: net.doubt(member, sorted(net.nodes)[other % len(net.nodes)]),
     "freeze": lambda net, member, _: net.frozen.add(member),
     "thaw": lambda net, member, _: net.frozen.discard(member),
     "split": split,

@@ -51,10 +51,10 @@ ma.shutdown()
 """
 
 
-def started(hosts: SshHosts, *words: str) -> Process:
-    """Start PROGRAM with options of `multiring run`."""
+def started(hosts: SshHosts, *words: str, **variables: str) -> Process:
+    """Start PROGRAM with options of `multiring run` and environment variables."""
     hosts.write("train.py", PROGRAM)
-    return hosts.start(0, [*RUN, *words, "train.py"])
+    return hosts.start(0, [*RUN, *words, "train.py"], **variables)
 
 
 def wait_for_size(process: Process, size: int) -> None:
@@ -75,10 +75,10 @@ def ends(hosts: SshHosts, process: Process) -> tuple[list[list[Any]], str]:
     return sorted(told), err.decode()
 
 
-def wait_until_ended(hosts: SshHosts, number: int) -> None:
+def wait_until_ended(hosts: SshHosts, number: int, of: str = "python") -> None:
     """Wait until a host has no process of the job. That of sshd does not learn that the wire is cut."""
     until = time.monotonic() + 60
-    while any("python" in line for line in hosts.processes_of_user(number)):
+    while any(of in line for line in hosts.processes_of_user(number)):
         assert time.monotonic() < until, hosts.processes_of_user(number)
         time.sleep(0.2)
 
@@ -126,6 +126,39 @@ def test_of_two_halves_one_goes_on(own_hosts: SshHosts, fault: str, mend: str) -
     lost_at = max(step for step, size in logged(hosts, 0, 0) if size == 4)
     for born in (2, 3):
         assert all(size == 4 and step <= lost_at for step, size in logged(hosts, 1, born))
+
+
+def test_a_half_whose_wire_is_joined_again_is_out(own_hosts: SshHosts) -> None:
+    """The wire comes back before the agent counts the launcher as lost, so all hear what the others report."""
+    hosts = own_hosts
+    process = started(hosts, "--hosts", "host0:3,host1:3", "--min-ranks", "1", MULTIRING_WIRE_TIMEOUT_S="4")
+    wait_for_size(process, 6)
+    time.sleep(1)
+    hosts.lab.apply(parse_fault(["cut", "host1"], hosts.lab.plan))
+    wait_for_size(process, 3)
+    hosts.lab.apply(parse_fault(["mend", "host1"], hosts.lab.plan))
+    wait_until_ended(hosts, 1, of="train.py")  # the agent is needed until the end
+    told, err = ends(hosts, process)
+    assert told == [[rank, rank, True, [3, 6]] for rank in range(3)], err
+    assert hosts.wait_until_gone(1) == []
+
+
+def test_hosts_that_do_not_reach_each_other_part_no_third(own_hosts: SshHosts) -> None:
+    hosts = own_hosts
+    process = started(
+        hosts, "--hosts", "host0:1,host1:1,host2:1", "--min-ranks", "2", MULTIRING_WIRE_TIMEOUT_S="4"
+    )  # with fewer than two ranks, the job would end
+    wait_for_size(process, 3)
+    time.sleep(1)
+    for one, other in ((1, 2), (2, 1)):
+        address = f"$(getent hosts host{other} | cut -d' ' -f1)"
+        hosts.as_root(hosts.lab.hosts[one], f"ip route add blackhole {address}")
+    wait_for_size(process, 2)
+    told, err = ends(hosts, process)
+    assert [(born, rank, is_right, sizes) for born, rank, is_right, sizes in told] == [
+        (0, 0, True, [2, 3]), (1, 1, True, [2, 3])
+    ], err  # fmt: skip
+    assert hosts.wait_until_gone(2) == []
 
 
 def test_more_ranks_than_places_are_refused(hosts: SshHosts) -> None:

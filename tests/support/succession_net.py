@@ -57,6 +57,10 @@ class SuccessionNet:
         if to not in self.dead and to != member:
             self.take(to, self.nodes[to].cut(member))
 
+    def doubt(self, at: int, member: int) -> None:
+        if at not in self.dead:
+            self.take(at, self.nodes[at].doubt({member}))
+
     def tell_reach(self, to: int, member: int) -> None:
         if to not in self.dead and to != member:
             self.take(to, self.nodes[to].reach(member))

@@ -76,7 +76,10 @@ void FailureDetector::on_lost(int peer, const Frame& frame) {
   on_cause(peer, {lost, kind, 0});
 }
 
+// Ranks that vote on who goes on each say whom they cannot reach themselves. If they believed reports, a rank that was
+// cut off, and whose wire is joined again, would part ranks that reach each other. The launcher tells which ranks died.
 void FailureDetector::on_cause(int peer, const FailureCause& cause) {
+  if (state_.config.own_losses_only && is_death(cause.kind) && cause.rank != peer) return;
   const bool is_cut_off = cause.kind == LossKind::cut_off;
   note_loss(cause.rank, cause.kind,
             is_cut_off ? "nothing comes from " + peers_.place_of(cause.rank) + " any more, " + found_by(peer)

@@ -48,12 +48,14 @@ void OperationFailures::on_fail(int peer, const Frame& frame) {
     table_.keep_unexpected({peer, kept, {}});
     return;
   }
-  if (cause.rank == state_.config.rank && cause.kind == LossKind::cut_off) {
+  // Ranks that vote know only who they lose themselves, and tell a rank that they have lost by a `lost` frame.
+  const bool excludes = cause.rank == state_.config.rank && cause.kind == LossKind::cut_off;
+  if (excludes && !state_.config.own_losses_only) {
     detector_.on_exclusion(peer);
     return;
   }
   table_.note_cause(frame.key(), cause);
-  if (is_loss_of_rank(cause.kind)) detector_.on_cause(peer, cause);
+  if (is_loss_of_rank(cause.kind) && !excludes) detector_.on_cause(peer, cause);
   unsettled_ = true;
 }
 

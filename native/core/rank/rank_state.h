@@ -29,6 +29,7 @@ struct ContextConfig {
   double rail_timeout_s = 2;   // a rail that is silent for so long while another rail works is abandoned
   double wire_timeout_s = 60;  // a host that has not answered probes for so long is cut off
   bool seal = false;  // encrypt and authenticate connections to other hosts
+  bool own_losses_only = false;  // believe no other rank that a third one is lost, because the ranks vote on it
 };
 
 // `mutex` guards every non-const member, and the state of each part whose header says so. `changed` is notified when an

@@ -93,6 +93,7 @@ class Succession:
         self._ended = EndedVotes()
         self._cut: set[int] = set()  # members whom the transport does not reach
         self._silent: set[int] = set()  # members that did not answer
+        self._heard: set[int] = set()  # members that have said anything in this vote
         self._newcomers: set[int] = set()
         self._latest = 0  # the largest number of a ballot seen
         self._lead: _Lead | None = None
@@ -120,6 +121,14 @@ class Succession:
         self._cut.add(member)
         self._newcomers.discard(member)
         return self._begin(is_needed=member in self.members)
+
+    def doubt(self, members: Iterable[int]) -> VoteOutcome:
+        """Do not wait for answers of these members, which the transport will hardly reach.
+
+        Those that answer nevertheless count like others.
+        """
+        self._silent |= set(members) - {self.member}
+        return self._advance(VoteOutcome())
 
     def reach(self, member: int) -> VoteOutcome:
         """The transport reaches `member` again."""
@@ -176,7 +185,8 @@ class Succession:
                 self._waited += 1
                 if self._waited > 3 * PATIENCE * (1 + self._place()):
                     self._open(outcome)
-                elif self._quiet >= 3 * PATIENCE:
+                # One that leads is silent while it waits for others; one that has said nothing at all does not lead.
+                elif self._quiet >= (3 * PATIENCE if leader in self._heard else PATIENCE):
                     self._silent.add(leader)
                     self._quiet = 0
                 else:
@@ -217,6 +227,7 @@ class Succession:
             return self._move_on(outcome, *later)
         self._expect(message.newcomers)
         self._silent.discard(sender)
+        self._heard.add(sender)
         self.is_voting = True
         self._latest = max(self._latest, message.ballot.number)
         self._take(outcome, sender, message)
@@ -312,7 +323,7 @@ class Succession:
             return outcome
         former, self.generation, self.members = set(self.members), generation, members
         self._newcomers -= set(members)
-        self._silent = set()  # who was slow then may be quick now
+        self._silent, self._heard = set(), set()  # who was slow then may be quick now
         self._ended.shorten(generation)
         self._lead, self.too_few = None, ()
         self._quiet = self._waited = self._pause = self._failures = self._latest = 0

@@ -168,7 +168,8 @@ class IntakePoint(LocalPoint[_Comer]):
         is_over = any(votes.has_left(rank) for rank in ranks.values())
         if is_late or is_over or any(each.generation != votes.generation for each in ready):
             self._send_away(ready)
-        elif all(self._comers[each].generation is not None for each in left):
+        # A formation closes the point for votes, which still has to kill those that are out and do not end.
+        elif votes.acts_at is None and all(self._comers[each].generation is not None for each in left):
             self._admit_all(left)
 
     def kill(self, number: int) -> None:

@@ -326,6 +326,12 @@ class ControlMessage:
         """Whether the lost rank died rather than left."""
 
     @property
+    def is_cut_off(self) -> bool:
+        """
+        Whether the lost rank's host cannot be reached, so that the rank may still run.
+        """
+
+    @property
     def titles(self) -> dict[int, str]:
         """The description of a mismatched operation on each world rank."""
 
@@ -348,6 +354,14 @@ class ContextConfig:
         wire_timeout_s: float,
         seal: bool = False,
     ) -> None: ...
+    @property
+    def own_losses_only(self) -> bool:
+        """
+        Whether the rank believes no other rank that a third one is lost, because the ranks vote on it.
+        """
+
+    @own_losses_only.setter
+    def own_losses_only(self, arg: bool, /) -> None: ...
 
 class Context:
     def __init__(self, config: ContextConfig) -> None: ...

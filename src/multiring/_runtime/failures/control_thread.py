@@ -52,6 +52,7 @@ class Control:
         self._on_loss = on_loss
         self._lock = threading.Lock()
         self._listeners: dict[int, Listener] = {}
+        self._on_cut_off: Callable[[int], None] | None = None
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._thread = threading.Thread(target=self._run, name="multiring control", daemon=True)
@@ -72,6 +73,10 @@ class Control:
         """Register `listener` for the control messages and mismatches of `group`."""
         with self._lock:
             self._listeners[group] = listener
+
+    def when_cut_off(self, call: Callable[[int], None]) -> None:
+        """Call `call` on the control thread with each rank whose host cannot be reached, before the rank is lost."""
+        self._on_cut_off = call
 
     def remove(self, group: int) -> None:
         """Unregister the listener of `group`.
@@ -165,6 +170,9 @@ class Control:
         if notice.kind is ControlMessageKind.LOSS:
             why = notice.payload.decode(errors="replace")
             self._on_loss(notice.rank)
+            on_cut_off = self._on_cut_off
+            if on_cut_off is not None and notice.is_cut_off:
+                _guarded(lambda: on_cut_off(notice.rank))
             for each in self._all():
                 _guarded(lambda each=each: each.lose(notice.rank, died=notice.died, why=why))  # type: ignore[misc]
             return

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from multiring._agreement.succession import Succession, VoteOutcome
 from multiring._agreement.vote_messages import PROMISE, VoteMessage, decode, encode
@@ -48,13 +49,25 @@ _WITHDRAW_S = 10.0  # how long a rank that leaves waits for the others' decision
 _SLICE_S = 0.2  # the longest time between two checks for Ctrl-C
 
 
+@dataclass(frozen=True, slots=True)
+class VotingProcesses:
+    """Where the processes of generation 0 are.
+
+    - pids: by number, in the order of ranks, the process ID; None on another host.
+    - hosts: by host, the numbers of its processes.
+    """
+
+    pids: Mapping[int, int | None]
+    hosts: Sequence[Sequence[int]]
+
+
 class GenerationVote:
     """Decides with the other ranks which of them go on.
 
     Args:
         control: sends the votes.
         channel: the channel to the launcher.
-        pids: the numbers of generation 0's processes, by rank, each with its process ID; None on another host.
+        processes: the processes of generation 0.
         end: the end of generation 0.
         job: the job's name.
         least: fewer ranks do not go on.
@@ -64,17 +77,19 @@ class GenerationVote:
         self,
         control: Control,
         channel: LauncherChannel,
-        pids: Mapping[int, int | None],
+        processes: VotingProcesses,
         end: GenerationEnd,
         job: str,
         least: int,
     ) -> None:
-        members = tuple(pids)
+        members = tuple(processes.pids)
         self._control, self._channel, self._least = control, channel, least
         self._own = end.rank
         self._succession = Succession(self._own, 0, members, least=least, has_referee=True)
         self._end = end
-        self._computing = ComputingProcesses({number: pid for number, pid in pids.items() if pid is not None})
+        pids_here = {number: pid for number, pid in processes.pids.items() if pid is not None}
+        self._here, self._hosts = frozenset(pids_here), processes.hosts
+        self._computing = ComputingProcesses(pids_here)
         self._patience_s = COMPUTING_S
         self._changed = threading.Condition(threading.RLock())
         self._decided: tuple[int, tuple[int, ...]] = (0, members)
@@ -94,6 +109,7 @@ class GenerationVote:
     def start(self) -> None:
         """Take part in votes from now on."""
         self._control.add(self._group, self)
+        self._control.when_cut_off(self._doubt_host)
         start_thread(self._thread, "this rank cannot start its thread for votes")
 
     def watch(self, end: GenerationEnd, number: int) -> None:
@@ -107,7 +123,8 @@ class GenerationVote:
     def succeed(self, number: int, members: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Wait for a decision that follows generation `number`; return the new generation and its members.
 
-        All processes that it leaves out have ended, or have left, when the call returns.
+        All processes of this host that it leaves out have ended, or have left, when the call returns: they could write
+        into this process's memory. Those of other hosts may still run. What they send is of an ended generation.
 
         Args:
             number: the generation's number.
@@ -195,6 +212,11 @@ class GenerationVote:
         else:
             with self._changed:
                 self._left.setdefault(rank, None)
+
+    def _doubt_host(self, rank: int) -> None:
+        """Do not wait for votes of a host that cannot be reached, also of its ranks without a connection here."""
+        mates = next((set(numbers) for numbers in self._hosts if rank in numbers), set())
+        self._do(lambda: self._succession.doubt(mates - {rank}))
 
     def end(self) -> None:
         """Take part in no vote any more, because this rank leaves the job."""
@@ -346,10 +368,14 @@ class GenerationVote:
         if after > number:
             if self._own not in left:
                 raise StateError(self._told())
-            return self._decided if set(members) - set(left) <= self._ended else None
+            return None if self._fenced(members, left) else self._decided
         if len(set(members) - self._ended) < self._least:
             raise StateError(self._missing(number, members))
         return None
+
+    def _fenced(self, members: Sequence[int], left: Sequence[int]) -> set[int]:
+        """Return the processes of this host that are out and have not ended."""
+        return (set(members) - set(left)) & self._here - self._ended
 
     def _told(self) -> str:
         after, left = self._decided
@@ -371,7 +397,7 @@ class GenerationVote:
             )
         after, decided = self._decided
         if after > number:
-            waits = sorted(set(members) - set(decided) - self._ended)
+            waits = sorted(self._fenced(members, decided))
             return f"processes {waits} are out and have not ended within {MOST_S:.0f} s, so their memory cannot be used"
         return (
             f"{names}, {ended} have ended, and the others found no majority within {MOST_S:.0f} s. More than half of "

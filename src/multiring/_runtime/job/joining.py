@@ -21,7 +21,7 @@ from multiring._runtime.bootstrap.rendezvous import Rendezvous
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines
 from multiring._runtime.engines.mpi import MpiEngine, MpiHere, check_engines
 from multiring._runtime.failures.control_thread import Control
-from multiring._runtime.failures.generation_vote import GenerationVote
+from multiring._runtime.failures.generation_vote import GenerationVote, VotingProcesses
 from multiring._runtime.failures.launcher_channel import LauncherChannel, proof_of
 from multiring._runtime.failures.rank_status import RankStatus
 from multiring._runtime.group.generation_end import GenerationEnd
@@ -166,6 +166,8 @@ def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: b
         wire_timeout_s=settings.wire_timeout_s,
         seal=settings.seal,
     )
+    if settings.min_ranks is not None:
+        config.own_losses_only = True
     try:
         return Context(config)
     except ArgumentError as error:
@@ -310,8 +312,12 @@ def _world(
         control.start()
         if channel is not None:
             least = settings.min_ranks or 1
-            pid_of = {number: pids[1].get(rank) for rank, number in enumerate(membership.ids)}
-            vote = GenerationVote(control, channel, pid_of, services.generation, identity.job, least)
+            ids = membership.ids
+            processes = VotingProcesses(
+                pids={number: pids[1].get(rank) for rank, number in enumerate(ids)},
+                hosts=[[ids[rank] for rank in ranks] for ranks in membership.topology.hosts],
+            )
+            vote = GenerationVote(control, channel, processes, services.generation, identity.job, least)
             vote.start()
     events = EventLog(context.take_events)
     reporter = None
