@@ -92,8 +92,7 @@ class Succession:
         self._vote = Vote(generation, self.members)
         self._ended = EndedVotes()
         self._cut: set[int] = set()  # members whom the transport does not reach
-        self._silent: set[int] = set()  # members that did not answer
-        self._heard: set[int] = set()  # members that have said anything in this vote
+        self._silent, self._heard = set[int](), set[int]()  # members that did not answer, and that did in this vote
         self._newcomers: set[int] = set()
         self._latest = 0  # the largest number of a ballot seen
         self._lead: _Lead | None = None
@@ -133,8 +132,7 @@ class Succession:
     def reach(self, member: int) -> VoteOutcome:
         """The transport reaches `member` again."""
         if member in self._cut | self._silent:
-            self._cut.discard(member)
-            self._silent.discard(member)
+            self._cut, self._silent = self._cut - {member}, self._silent - {member}
             self._hope()
         return self._advance(VoteOutcome())
 
@@ -183,7 +181,9 @@ class Succession:
             leader = self._leader()
             if leader != self.member:
                 self._waited += 1
-                if self._waited > 3 * PATIENCE * (1 + self._place()):
+                if self._waited > 3 * PATIENCE * (
+                    1 + _place(self.members, self.member, self._cut | self._ended.keys())
+                ):
                     self._open(outcome)
                 # One that leads is silent while it waits for others; one that has said nothing at all does not lead.
                 elif self._quiet >= (3 * PATIENCE if leader in self._heard else PATIENCE):
@@ -226,8 +226,7 @@ class Succession:
         if (later := self._ended.later(self.generation)) is not None:
             return self._move_on(outcome, *later)
         self._expect(message.newcomers)
-        self._silent.discard(sender)
-        self._heard.add(sender)
+        self._silent, self._heard = self._silent - {sender}, self._heard | {sender}
         self.is_voting = True
         self._latest = max(self._latest, message.ballot.number)
         self._take(outcome, sender, message)
@@ -257,7 +256,7 @@ class Succession:
     def _give_way(self, least: int) -> None:
         """Give the ballot up, and leave other ballots a time that differs from member to member."""
         self._lead, self._quiet = None, 0
-        self._pause = least + min(self._place(), 2 * PATIENCE)
+        self._pause = least + min(_place(self.members, self.member, self._cut | self._ended.keys()), 2 * PATIENCE)
 
     def _hope(self) -> None:
         """Lead again at once: after this news, a ballot may succeed."""
@@ -267,8 +266,7 @@ class Succession:
         outcome = outcome or VoteOutcome()
         if is_needed and not self.is_out:
             self.is_voting, self._quiet = True, self._quiet if self.is_voting else 0
-            leader = self._leader()
-            if leader != self.member:
+            if (leader := self._leader()) != self.member:
                 self._send(outcome, leader, CALL)
         return self._advance(outcome)
 
@@ -288,9 +286,8 @@ class Succession:
 
     def _open(self, outcome: VoteOutcome) -> _Lead:
         """Begin a ballot that is later than all that are known, those of ended members among them."""
-        votes = [self._vote, *filter(None, self._ended.values())]
-        numbers = [vote.promised.number for vote in votes if vote.generation == self.generation]
-        self._latest = max(self._latest, *numbers) + 1
+        known = _latest_ballot([self._vote, *filter(None, self._ended.values())], self.generation)
+        self._latest = max(self._latest, known) + 1
         self._quiet = self._waited = 0
         lead = self._lead = _Lead(Ballot(self._latest, self.member))
         self._keep(outcome, self._vote.promise(lead.ballot))
@@ -357,11 +354,6 @@ class Succession:
         doubted = self._doubted()
         return next((each for each in self.members if each == self.member or each not in doubted), self.member)
 
-    def _place(self) -> int:
-        """Return how many members would lead before this one."""
-        before = self.members[: self.members.index(self.member)]
-        return len(set(before) - self._cut - self._ended.keys())
-
     def _is_enough(self, ballot: Ballot, said: Collection[int]) -> bool:
         ended = removable(self._ended, self.generation, ballot)
         return are_enough(self.members, said, ended, has_referee=self.has_referee, referee=REFEREE in said)
@@ -389,7 +381,7 @@ class Succession:
         return VoteMessage(
             kind,
             self.generation,
-            ended={member: vote for member, vote in self._ended.items() if member in self.members},
+            ended={each: vote for each, vote in self._ended.items() if each in self.members},
             newcomers=frozenset(self._newcomers),
             ballot=lead.ballot if lead is not None and kind in (ASK, PROPOSE) else ballot,
             vote=self._vote,
@@ -405,6 +397,16 @@ class Succession:
         """Send the latest decision that this member knows."""
         decided = VoteMessage(DECIDED, self.generation - 1, members=self.members)
         outcome.sends.append((to, encode(decided)))
+
+
+def _place(members: Sequence[int], member: int, lost: Collection[int]) -> int:
+    """Return how many members would lead before a member."""
+    return sum(each not in lost for each in members[: members.index(member)])
+
+
+def _latest_ballot(votes: Iterable[Vote], generation: int) -> int:
+    """Return the largest number of a ballot that was promised in a generation."""
+    return max(vote.promised.number for vote in votes if vote.generation == generation)
 
 
 def _candidates(

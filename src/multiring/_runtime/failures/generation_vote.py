@@ -61,6 +61,28 @@ class VotingProcesses:
     hosts: Sequence[Sequence[int]]
 
 
+class _MessageParts:
+    """Puts the parts of other ranks' messages together."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[int, list[bytes]]] = {}  # sender -> the number of its message, and the parts
+
+    def add(self, part: ControlMessage) -> bytes | None:
+        """Return the message if this is its last part and no part is lost."""
+        number, index, has_more = part.tag >> 32, part.tag >> 1 & 0x7FFFFFFF, part.tag & 1
+        known, parts = self._begun.get(part.rank, (-1, []))
+        if index == 0:
+            known, parts = number, []
+        if known != number or index != len(parts):
+            return None  # an earlier part is lost
+        parts.append(part.payload)
+        self._begun[part.rank] = known, parts
+        if has_more:
+            return None
+        del self._begun[part.rank]
+        return b"".join(parts)
+
+
 class GenerationVote:
     """Decides with the other ranks which of them go on.
 
@@ -103,7 +125,7 @@ class GenerationVote:
         self._kept = self._confirmed = 0  # votes that were sent to the launcher, and that it has
         self._held: deque[tuple[int, VoteOutcome]] = deque()  # what waits until so many votes are with the launcher
         self._numbers = itertools.count()
-        self._parts: dict[int, tuple[int, list[bytes]]] = {}  # sender -> the number of its message, and the parts
+        self._parts = _MessageParts()
         self._thread = threading.Thread(target=self._run, name="multiring votes", daemon=True)
 
     def start(self) -> None:
@@ -186,20 +208,10 @@ class GenerationVote:
         """Handle a part of another rank's message."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
-        number, index, has_more = notice.tag >> 32, notice.tag >> 1 & 0x7FFFFFFF, notice.tag & 1
         with self._changed:
-            known, parts = self._parts.get(notice.rank, (-1, []))
-            if index == 0:
-                known, parts = number, []
-            if known != number or index != len(parts):
-                return  # an earlier part is lost
-            parts.append(notice.payload)
-            self._parts[notice.rank] = known, parts
-            if has_more:
-                return
-            del self._parts[notice.rank]
-        data = b"".join(parts)
-        self._do(lambda: self._with_left(self._succession.hear(notice.rank, data)))
+            data = self._parts.add(notice)
+        if data is not None:
+            self._do(lambda: self._with_left(self._succession.hear(notice.rank, data)))
 
     def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
         """Return False: votes have no names."""
