@@ -179,6 +179,7 @@ def test_near_duplicates_of_one_product_can_be_divided(tmp_path: Path) -> None:
     assert main([*words, "--divide-near"]) == 0
     with VisionProject.open(tmp_path / "a") as project:
         assert read_split(project, "again").digest == divided.digest
+    assert main([*words[:-3], "twice", "--shares", "train=0.5,test=0.2,train=0.5"]) == 2
 
 
 def test_near_duplicates_that_came_into_two_parts_are_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Formats of labels: what is exported is read back, and a file that contradicts itself or leads away is an error."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -245,7 +246,14 @@ BAD = [
     ("coco", annotation(image_id=9), r"annotations\[0\]: image_id 9 is the id of no image"),
     ("coco", annotation(category_id=9), r"annotations\[0\]: category_id 9 is the id of no category"),
     ("coco", annotation(bbox=[1, 2, 0, 4]), r"annotations\[0\]: box of 0 x 4 pixels"),
-    ("coco", annotation(bbox=[1, 2]), r"annotations\[0\]: malformed"),
+    ("coco", annotation(bbox=[1, 2]), r"annotations\[0\]: bbox \[1, 2\]: want four numbers"),
+    ("coco", annotation(bbox=["1", 2, 3, 4]), r"annotations\[0\]: bbox .*: want four numbers"),
+    ("coco", annotation(segmentation=[[9, 9, 12, 9, 12, 12]]), r"annotations\[0\]: bbox .* nothing in common"),
+    ("coco", annotation(segmentation=[[1, 2, 3, 2, 3, 4]], bbox=[1, 2, float("nan"), 3]), "nothing in common"),
+    ("coco", written("annotations.json", "[" * 100_000), r"annotations\.json': malformed: RecursionError"),
+    ("coco", of_coco(lambda told: told["categories"][0].update(name=None)), r"categories\[0\]: name None: want a text"),
+    ("coco", of_coco(lambda told: told["categories"][0].update(name=" cat")), "class ' cat' has a space at an end"),
+    ("coco", of_coco(lambda told: told.update(images=[], annotations=[])), "has labels of no picture"),
     ("coco", annotation(segmentation=[[1, 2, 3]]), r"annotations\[0\]: polygon of 3 numbers"),
     ("coco", annotation(segmentation=[[1, 2, 3, 4]]), r"annotations\[0\]: polygon: .* three points"),
     ("coco", annotation(segmentation={"size": [5, 5], "counts": [25]}), r"mask of 5 x 5 pixels on an image of 37 x 23"),
@@ -285,7 +293,8 @@ BAD = [
     ("coco", of_coco(lambda told: told["images"][0].update(file_name="/etc/passwd")), "a path that leads out"),
     ("coco", of_coco(lambda told: told["images"][0].update(file_name="link.png")), "'link.png', a link that leads out"),
     ("csv", written("labels.csv", "file,class\n"), "has the columns file, class: want path and class"),
-    ("csv", written("labels.csv", "path,class\na.png\n"), r"labels\.csv', line 2: malformed"),
+    ("csv", written("labels.csv", "path,class\na.png\n"), r"labels\.csv', line 2: has 1 values: want 2"),
+    ("csv", written("labels.csv", "path,class\n"), "has labels of no picture"),
     ("csv", written("labels.csv", "path,class\n../a.png,cat\n"), r"line 2 names '\.\./a\.png', a path that leads out"),
     (
         "csv",
@@ -321,11 +330,19 @@ BAD = [
     ("yolo", written("data.yaml", "nc: 3\nnames: [cat]\n"), "nc is 3, and names has 1 classes"),
     ("yolo", written("data.yaml", "names: {0: cat, 2: dog}\n"), r"names has the numbers \[0, 2\]: want 0 to 1"),
     ("yolo", written("data.yaml", "names: [\n"), "is no YAML"),
+    ("yolo", written("data.yaml", "names: cat\n"), "names is 'cat': want a list of names"),
+    ("yolo", YAML, "has labels of no picture"),
     ("yolo", written("labels/a.txt", ""), r"data\.yaml' cannot be read: No such file"),
     ("masks", mask(np.full((HEIGHT, WIDTH), 7, np.uint8)), r"a\.png': has 7 at \(0, 0\): want 0 or a number"),
     ("masks", mask(np.zeros((5, 5), np.uint8)), "has 5 x 5 pixels, and its picture 37 x 23"),
     ("masks", mask(np.zeros((HEIGHT, WIDTH, 3), np.uint8)), "has the mode 'RGB': want a grey or palette PNG"),
     ("masks", written("classes.txt", "1 cat\n1 dog\n"), r"classes\.txt', line 2: '1 dog': want a number of 0 to 255"),
+    (
+        "masks",
+        written("classes.txt", "cat\n"),
+        r"classes\.txt', line 1: 'cat': want the number of the class in the masks",
+    ),
+    ("masks", both(MASK_CLASSES, written("masks/a.jpg", "")), r"a\.jpg' is no PNG"),
     ("masks", both(MASK_CLASSES, written("masks/b.png", "")), r"b\.png' belongs to no picture"),
     ("masks", both(MASK_CLASSES, written("masks/a.png", "")), r"a\.png': cannot be decoded"),
 ]
@@ -473,3 +490,93 @@ def test_the_commands_import_and_export(tmp_path: Path, capsys: pytest.CaptureFi
         == 0
     )
     assert json.loads(capsys.readouterr().out)["pictures"] == 6
+
+
+def test_labels_that_somebody_gave_are_replaced_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat/0.png", "cat/1.png", "dog/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (5, 4), (int(name[-5]) * 9, 0, 0)).save(tmp_path / name)
+    words = ["vision", "import", str(tmp_path), str(tmp_path), "--format", "imagefolder"]
+    assert main(words) == 0
+    with VisionProject.open(tmp_path) as project:
+        project.set_labels("cat/1.png", (Label(class_name="dog"),), "ann")
+        project.set_labels("dog/2.png", (), "ann")
+    Image.new("RGB", (5, 4), "white").save(tmp_path / "dog/3.png")
+    capsys.readouterr()
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "2 of 4 pictures have other labels in the project already, such as 'cat/1.png' by 'ann'" in told
+    assert "--labelled keep" in told
+
+    def classes() -> dict[str, list[str]]:
+        with VisionProject.open(tmp_path) as project:
+            return {path: [of.class_name for of in each.labels or ()] for path, each in project.labellings().items()}
+
+    corrected = {"cat/0.png": ["cat"], "cat/1.png": ["dog"], "dog/2.png": []}
+    assert classes() == corrected
+    assert main([*words, "--labelled", "keep"]) == 0
+    assert classes() == {**corrected, "dog/3.png": ["dog"]}
+    assert main([*words, "--labelled", "replace"]) == 0
+    assert classes() == {"cat/0.png": ["cat"], "cat/1.png": ["cat"], "dog/2.png": ["dog"], "dog/3.png": ["dog"]}
+
+
+def test_pictures_without_labels_beside_the_others_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        Image.new("RGB", (5, 4), (name == "a" and "red") or "blue").save(tmp_path / "set" / "images" / f"{name}.png")
+    written("labels.csv", "path,class\na.png,cat\n")(tmp_path / "set")
+    assert main(["vision", "import", str(tmp_path / "project"), str(tmp_path / "set"), "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "1 picture, 1 of them copied, 1 label; 2 other pictures without labels left out\n"
+
+
+def test_names_of_yolo_are_texts(tmp_path: Path) -> None:
+    """YAML reads a plain no as false, and 010 as 8."""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (5, 4)).save(tmp_path / "images" / "a.png")
+    written("data.yaml", "names: [no, 010, ~]\nnc: 3\n")(tmp_path)
+    written("labels/a.txt", "1 0.5 0.5 0.5 1\n")(tmp_path)
+    with VisionProject.create(tmp_path / "project") as project:
+        import_labels(project, tmp_path, "yolo", "ann")
+        assert project.classes() == ("no", "010", "~")
+
+
+def test_a_copy_that_failed_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a picture, after a full disk, would be another picture in the place of the next import's."""
+
+    def full(read: Any, written: Any) -> None:
+        written.write(read.read(10))
+        raise OSError(28, "No space left on device")
+
+    with filled(tmp_path / "one", 2, "coco") as project:
+        export_labels(project, tmp_path / "out", "coco")
+    with VisionProject.create(tmp_path / "two") as second:
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.copyfileobj", full)
+            with pytest.raises(OSError, match="No space left"):
+                import_labels(second, tmp_path / "out", "coco", "bob")
+        assert import_labels(second, tmp_path / "out", "coco", "bob").copied
+
+
+def test_folders_of_a_split_are_no_classes(tmp_path: Path) -> None:
+    for name in ("train/cat/0.png", "val/cat/1.png", "val/dog/2.png"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (5, 4), (int(name[-5]) * 9, 0, 0)).save(tmp_path / "set" / name)
+    with VisionProject.create(tmp_path / "project") as project:
+        with pytest.raises(DataError, match="parts of a split, with the classes in them: train, val"):
+            import_labels(project, tmp_path / "set", "imagefolder", "ann")
+        import_labels(project, tmp_path / "set" / "val", "imagefolder", "ann")
+        assert project.classes() == ("cat", "dog")
+
+
+def test_a_name_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    Image.new("RGB", (5, 4)).save(os.fsencode(tmp_path / "set" / "cat") + b"/\xff.png")
+    with (
+        VisionProject.create(tmp_path / "project") as project,
+        pytest.raises(DataError, match="want a name in UTF-8; rename the file"),
+    ):
+        import_labels(project, tmp_path / "set", "imagefolder", "ann")

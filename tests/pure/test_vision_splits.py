@@ -54,6 +54,8 @@ def test_a_known_split_does_not_change() -> None:
     [
         ([("a",), ("b",)], {"train": 0.5, "test": 0.4}, "numbers above 0 that add up to 1"),
         ([("a",), ("b",)], {"train": 1.0, "test": 0.0}, "numbers above 0 that add up to 1"),
+        ([("a",), ("b",)], {"train": float("nan"), "test": float("nan")}, "numbers above 0 that add up to 1"),
+        ([("a",), ("b",)], {"train": 0.5, "test": float("nan")}, "numbers above 0 that add up to 1"),
         ([("a",), ("b",)], {}, "numbers above 0 that add up to 1"),
         ([("a",), ("b", "a")], {"train": 0.5, "test": 0.5}, "picture 'a' is in 2 units"),
         ([("a", "b", "c")], {"train": 0.5, "test": 0.5}, "1 independent groups of pictures for 2 parts"),

@@ -23,7 +23,7 @@ from multiring.errors import ArgumentError
 from multiring.vision.checks.checking import CheckResult, check_project
 from multiring.vision.checks.page import write_check_page
 from multiring.vision.checks.split_files import make_split
-from multiring.vision.formats.exchange import FORMATS, export_labels, import_labels
+from multiring.vision.formats.exchange import FORMATS, LABELLED, export_labels, import_labels
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.records import ScanResult
 
@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("source", type=Path, help="the folder, or the file of labels")
     importing.add_argument("--format", required=True, choices=list(FORMATS), help="the format of the labels")
     importing.add_argument("--images", type=Path, metavar="DIR", help="the pictures, if the format has them elsewhere")
+    importing.add_argument(
+        "--labelled", choices=LABELLED, help="pictures that have other labels already keep these, or get the new ones"
+    )
     importing.add_argument("--author", default="import", help="who is responsible for the labels (default import)")
     exporting = _action(actions, "export", "write the labelled pictures and their labels for another program")
     exporting.add_argument("target", type=Path, help="the folder to make")
@@ -164,10 +167,19 @@ def _split(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with _opened(arguments.folder) as project:
-        done = import_labels(project, arguments.source, arguments.format, arguments.author, pictures=arguments.images)
-    copied = f"{done.copied} of them copied"
-    labels = counted(done.labels, "label")
-    show(json.dumps(asdict(done)) if arguments.json else f"{counted(done.pictures, 'picture')}, {copied}, {labels}")
+        done = import_labels(
+            project,
+            arguments.source,
+            arguments.format,
+            arguments.author,
+            pictures=arguments.images,
+            labelled=arguments.labelled or "",
+        )
+    if arguments.json:
+        show(json.dumps(asdict(done)))
+        return 0
+    text = f"{counted(done.pictures, 'picture')}, {done.copied} of them copied, {counted(done.labels, 'label')}"
+    show(f"{text}; {counted(done.left_out, 'other picture')} without labels left out" if done.left_out else text)
     return 0
 
 
@@ -248,6 +260,7 @@ def _shares(text: str) -> dict[str, float]:
     shares: dict[str, float] = {}
     for each in text.split(","):
         name, is_given, share = each.partition("=")
+        is_given = "" if name.strip() in shares else is_given
         try:
             shares[name.strip()] = float(share)
         except ValueError:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multiring.errors import DataError
+from multiring.errors import ArgumentError, DataError
 from multiring.vision.run_lengths import RunLengths
 
 Point = tuple[float, float]
@@ -78,6 +78,19 @@ class Mask(Label):
     def bounds(self) -> tuple[float, float, float, float]:
         """Return the smallest left, top, right and bottom around the pixels; zeros if there are none."""
         return self.pixels.bounds()
+
+
+def require_class_name(name: str) -> None:
+    """Raise ArgumentError if a class cannot have the name.
+
+    Raises:
+        ArgumentError: the name has no visible character, a control character, or a space at an end: a class " cat"
+            would be another one than "cat", and nobody would see it.
+    """
+    if not name.strip() or not name.isprintable():
+        raise ArgumentError(f"class {name!r}: want a name with visible characters, and no control characters")
+    if name != name.strip():
+        raise ArgumentError(f"class {name!r} has a space at an end, which nobody sees: want {name.strip()!r}")
 
 
 def require_label(label: Label) -> None:

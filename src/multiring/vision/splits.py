@@ -44,7 +44,8 @@ def split(units: Sequence[SplitUnit], shares: Mapping[str, float], seed: int) ->
         ArgumentError: the shares are not positive or do not add up to 1; a key is in two units; or a part would be
             empty, because there are fewer units than parts.
     """
-    if not shares or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
+    # Written so that nan is refused, too.
+    if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-9:
         raise ArgumentError(f"shares {dict(shares)}: want numbers above 0 that add up to 1")
     counts = Counter(key for unit in units for key in unit.members)
     if twice := sorted(key for key, count in counts.items() if count > 1):

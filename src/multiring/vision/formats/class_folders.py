@@ -8,12 +8,15 @@ from multiring.vision.labels import Label
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.scanning import RUNS
 
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # of other programs' splits
+
 
 def read_class_folders(source: Path, pictures: Path | None = None) -> LabelSet:
     """Read a folder with a folder a class. Pictures may be in deeper folders, too.
 
     Raises:
-        DataError: there is no such folder, no picture in it, one outside of all classes, or one that cannot be read.
+        DataError: there is no such folder, no picture in it, one outside of all classes, or one that cannot be read. Or
+            the folders are the parts of a split, with the classes in them.
     """
     root = pictures or source
     if not root.is_dir():
@@ -31,6 +34,11 @@ def read_class_folders(source: Path, pictures: Path | None = None) -> LabelSet:
         labels[path] = Label(class_name=parts[0])
     if not labels:
         raise DataError(f"{str(root)!r} has no picture: want pictures in a folder for each class")
+    if {each.lower() for each in classes} <= _PARTS and all(len(PurePosixPath(path).parts) > 2 for path in labels):
+        raise DataError(
+            f"the folders of {str(root)!r} are parts of a split, with the classes in them: {', '.join(classes)}. "
+            f"Import each part by itself, such as {str(root / classes[0])!r}"
+        )
     found = [
         LabelledPicture(path=path, width=width, height=height, labels=(labels[path],))
         for path, (width, height) in picture_sizes(root, sorted(labels)).items()

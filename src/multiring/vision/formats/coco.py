@@ -40,7 +40,7 @@ def read_coco(source: Path, pictures: Path | None = None) -> LabelSet:
     names: dict[Any, str] = {}
     for number, each in enumerate(categories):
         with placed(f"{str(path)!r}, categories[{number}]"):
-            _add(names, each["id"], str(each["name"]), "category")
+            _add(names, each["id"], _name(each["name"]), "category")
     if len(set(names.values())) < len(names):
         twice = min(name for name in names.values() if list(names.values()).count(name) > 1)
         raise DataError(f"{str(path)!r}: two categories have the name {twice!r}: want one of each name")
@@ -91,6 +91,35 @@ def _add(values: dict[Any, Any], key: Any, value: Any, what: str) -> None:
     values[key] = value
 
 
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"name {value!r}: want a text")
+    return value
+
+
+def _box_of(told: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    numbers = told["bbox"]
+    if not isinstance(numbers, list) or len(numbers) != 4 or any(type(each) not in {int, float} for each in numbers):
+        raise DataError(f"bbox {str(numbers)[:100]}: want four numbers, left, top, width and height")
+    left, top, width, height = map(float, numbers)
+    return left, top, width, height
+
+
+def _require_same_place(told: Mapping[str, Any], label: Label) -> Label:
+    """Return a polygon or a mask, unless the box that is stated with it is elsewhere."""
+    bounds = label.bounds()
+    if told.get("bbox") is None or bounds is None:
+        return label
+    left, top, width, height = _box_of(told)
+    near = bounds[0] - 1 <= left + width and left <= bounds[2] + 1 and bounds[1] - 1 <= top + height
+    if not (width >= 0 and height >= 0 and near and top <= bounds[3] + 1):
+        raise DataError(
+            f"bbox {told['bbox']} has nothing in common with the segmentation, which is in the box "
+            f"{[bounds[0], bounds[1], bounds[2] - bounds[0], bounds[3] - bounds[1]]}"
+        )
+    return label
+
+
 def _label(told: Mapping[str, Any], class_name: str, size: tuple[int, int]) -> Label:
     attributes = dict(told.get("attributes") or {})
     track = attributes.pop("track", None)
@@ -107,10 +136,11 @@ def _label(told: Mapping[str, Any], class_name: str, size: tuple[int, int]) -> L
         counts = segmentation["counts"]
         numbers = decompressed(counts) if isinstance(counts, str) else list(map(int, counts))
         runs: RunLengths = joined_runs(width, height, numbers)
-        return checked(Mask(**common, pixels=runs, is_crowd=bool(told.get("iscrowd", 0))))
+        mask = checked(Mask(**common, pixels=runs, is_crowd=bool(told.get("iscrowd", 0))))
+        return _require_same_place(told, mask)
     if segmentation:
-        return checked(Polygon(**common, outlines=tuple(map(_outline, segmentation))))
-    left, top, box_width, box_height = map(float, told["bbox"])
+        return _require_same_place(told, checked(Polygon(**common, outlines=tuple(map(_outline, segmentation)))))
+    left, top, box_width, box_height = _box_of(told)
     return checked(Box(**common, left=left, top=top, width=box_width, height=box_height))
 
 

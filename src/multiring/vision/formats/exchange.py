@@ -1,15 +1,19 @@
 """Import labels and pictures into a project, and export them."""
 
+import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
-from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes
+from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes, placed
+from multiring.vision.labels import Label, require_class_name
+from multiring.vision.pictures import ENDINGS
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.scanning import RUNS
 
@@ -28,6 +32,8 @@ class LabelFormat:
     write: Callable[[Path, LabelSet], None]
     pictures: str
 
+
+LABELLED = ("keep", "replace")  # what an import does with pictures that have other labels
 
 FORMATS = {
     "coco": LabelFormat(read=coco.read_coco, write=coco.write_coco, pictures=coco.PICTURES),
@@ -50,12 +56,14 @@ class ImportResult:
         copied: of these, pictures that were copied into the project's folder.
         labels: the number of labels.
         change: the number of the change; one `undo` of its author takes the labels back.
+        left_out: pictures beside them, outside of the project, that the files of labels do not have.
     """
 
     pictures: int
     copied: int
     labels: int
     change: int
+    left_out: int = 0
 
 
 def import_labels(
@@ -65,6 +73,7 @@ def import_labels(
     author: str,
     *,
     pictures: Path | str | None = None,
+    labelled: str = "",
 ) -> ImportResult:
     """Import labelled pictures. Everything is checked before the first file is copied.
 
@@ -77,12 +86,17 @@ def import_labels(
         format: a key of FORMATS, such as "coco".
         author: who is responsible for the labels.
         pictures: the folder of the pictures, if it is not where the format has it.
+        labelled: what becomes of pictures that have other labels in the project: "keep" keeps these, "replace" replaces
+            them, and "" is an error if there are any.
 
     Raises:
-        ArgumentError: the format is unknown; or another file is in the place of a picture.
+        ArgumentError: the format is unknown; or another file is in the place of a picture; or pictures have other
+            labels, and `labelled` is "".
         DataError: the files of labels are malformed, contradict each other or the pictures, or lead out of the folder.
     """
-    found = _format(format).read(Path(source), None if pictures is None else Path(pictures))
+    if labelled not in {"", *LABELLED}:
+        raise ArgumentError(f"labelled {labelled!r}: want one of {', '.join(LABELLED)}, or nothing")
+    found = _read(Path(source), format, None if pictures is None else Path(pictures))
     own, root = project.folder.resolve(), found.root.resolve()
     prefix = ""
     copies: list[tuple[Path, Path]] = []
@@ -93,20 +107,67 @@ def import_labels(
     sizes = picture_sizes(found.root, [each.path for each in found.pictures])
     for each in found.pictures:
         _require_size(sizes[each.path], each, str(source))
+    project.scan()  # a picture that moved has its labels with it
+    labels = {prefix + each.path: each.labels for each in found.pictures}
+    kept = _kept(project, labels, labelled)
     for file, place in copies:
         place.parent.mkdir(parents=True, exist_ok=True)
         _copy(file, place)
     project.scan()
     for name in found.classes:
         project.add_class(name)
-    labels = {prefix + each.path: each.labels for each in found.pictures}
-    change = project.set_many_labels(labels, author, outside_too=True)
+    change = project.set_many_labels(
+        {path: some for path, some in labels.items() if path not in kept}, author, outside_too=True
+    )
     for each in found.pictures:
         if each.group is not None:
             project.set_group(prefix + each.path, each.group)
         if each.video is not None or each.frame is not None:
             project.set_frame(prefix + each.path, each.video, each.frame)
-    return ImportResult(pictures=len(labels), copied=len(copies), labels=sum(map(len, labels.values())), change=change)
+    return ImportResult(
+        pictures=len(labels) - len(kept),
+        copied=len(copies),
+        labels=sum(len(some) for path, some in labels.items() if path not in kept),
+        change=change,
+        left_out=0 if root == own else _pictures_in(root) - len(found.pictures),
+    )
+
+
+def _read(source: Path, format_name: str, pictures: Path | None) -> LabelSet:
+    found = _format(format_name).read(source, pictures)
+    if not found.pictures:
+        raise DataError(f"{str(source)!r} has labels of no picture: want at least one")
+    with placed(repr(str(source))):
+        for name in found.classes:
+            require_class_name(name)
+    return found
+
+
+def _kept(project: VisionProject, labels: Mapping[str, tuple[Label, ...]], labelled: str) -> set[str]:
+    """Return the pictures that keep the labels that they have in the project, because they have others there."""
+    own = project.labellings()
+    others = {
+        path: own[path]
+        for path, some in labels.items()
+        if path in own and own[path].labels is not None and Counter(own[path].labels) != Counter(some)
+    }
+    if others and not labelled:
+        path, first = next(iter(others.items()))
+        raise ArgumentError(
+            f"{len(others)} of {len(labels)} pictures have other labels in the project already, such as {path!r} by "
+            f"{first.author!r}: say by --labelled keep that these stay, or by --labelled replace that the imported "
+            "ones replace them. Nothing was imported"
+        )
+    return set(others) if labelled == "keep" else set()
+
+
+def _pictures_in(root: Path) -> int:
+    """Return how many files below a folder have a picture's ending."""
+    return sum(
+        Path(name).suffix.lower() in ENDINGS and not name.startswith(".")
+        for _, _, names in os.walk(root)
+        for name in names
+    )
 
 
 def _copies(found: LabelSet, own: Path) -> Iterator[tuple[Path, Path]]:
@@ -205,6 +266,10 @@ def _format(name: str) -> LabelFormat:
 
 
 def _copy(file: Path, place: Path) -> None:
-    """Copy a file to a place that is free."""
+    """Copy a file to a place that is free. If that fails, as on a full disk, no part of the file is left there."""
     with file.open("rb") as read, place.open("xb") as written:
-        shutil.copyfileobj(read, written)
+        try:
+            shutil.copyfileobj(read, written)
+        except BaseException:
+            place.unlink(missing_ok=True)
+            raise

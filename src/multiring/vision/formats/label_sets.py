@@ -80,6 +80,10 @@ def picture_below(root: Path, path: str, place: str) -> Path:
     Raises:
         DataError: the path or its link leads out of the folder, or there is no such file.
     """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{place} names {path!r}: want a name in UTF-8; rename the file") from None
     found = root / require_inside(place, path)
     if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(root)):
         raise DataError(f"{place} names {path!r}, a link that leads out of {str(root)!r}: copy the file into it")
@@ -115,7 +119,7 @@ def placed(place: str) -> Iterator[None]:
     except (DataError, ArgumentError) as error:
         text = str(error)
         raise DataError(text if text.startswith(place) else f"{place}: {text}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         raise DataError(f"{place}: malformed: {what}") from error
 
@@ -153,9 +157,10 @@ def require_kinds(picture: LabelledPicture, kinds: Sequence[type[Label]], format
         if type(each) not in kinds:
             names = ", ".join("class of a picture" if kind is Label else kind.__name__ for kind in kinds)
             own = "class of a picture" if type(each) is Label else type(each).__name__
+            help_ = ", or export boxes around the labels" if Box in kinds and type(each) is not Label else ""
             raise ArgumentError(
                 f"picture {picture.path!r} has a label of the kind {own}: {format_name} holds {names}; choose another "
-                "format, or export boxes around the labels"
+                f"format{help_}"
             )
 
 

@@ -18,7 +18,7 @@ from multiring.vision.formats.label_sets import (
 )
 from multiring.vision.formats.voc import by_stem, require_stems
 from multiring.vision.labels import Label, Mask
-from multiring.vision.pictures import DEFAULT_LIMITS
+from multiring.vision.pictures import DEFAULT_LIMITS, ENDINGS
 from multiring.vision.run_lengths import run_lengths_of
 
 LABELS, PICTURES, CLASSES = "masks", "images", "classes.txt"
@@ -40,7 +40,11 @@ def read_masks(source: Path, pictures: Path | None = None) -> LabelSet:
     names = _names(source / CLASSES)
     stems = by_stem(root)
     files: dict[str, Path] = {}
-    for path in sorted((source / LABELS).rglob("*.png")):
+    for path in sorted((source / LABELS).rglob("*")):
+        if path.suffix.lower() in ENDINGS - {".png"}:
+            raise DataError(f"{str(path)!r} is no PNG: want masks as PNG, which changes no number of a class")
+        if path.suffix.lower() != ".png":
+            continue
         stem = path.relative_to(source / LABELS).with_suffix("").as_posix()
         if stem not in stems:
             place = repr(str(path))
@@ -65,6 +69,10 @@ def _names(path: Path) -> dict[int, str]:
             continue
         with placed(f"{str(path)!r}, line {number}"):
             value, _, name = line.partition(" ")
+            if not value.isascii() or not value.isdigit():
+                raise DataError(
+                    f"{line!r}: want the number of the class in the masks, a space and the name, as '1 cat'"
+                )
             if not 0 <= int(value) <= _MOST or not name.strip() or int(value) in names or name in names.values():
                 raise DataError(f"{line!r}: want a number of 0 to {_MOST} and a name, each once")
             if int(value):

@@ -61,6 +61,8 @@ def read_csv(source: Path, pictures: Path | None = None) -> LabelSet:
             if not row:
                 continue
             with placed(place):
+                if len(row) != len(heads):
+                    raise DataError(f"has {len(row)} values: want {len(heads)}, one for each column of the heading")
                 told = dict(zip(heads, row, strict=True))
                 name = told["path"]
                 _note(own, name, tuple(told.get(each, "") for each in _OF_PICTURE))

@@ -57,18 +57,22 @@ def _classes(path: Path) -> list[str]:
     yaml: Any = library("yaml", "vision")
     with placed(repr(str(path))):
         try:
-            told = yaml.safe_load(read_text(path))
+            # All scalars are texts: else, the classes "no" and "010" would become False and 8.
+            told = yaml.load(read_text(path), Loader=yaml.BaseLoader)
         except yaml.YAMLError as error:
             raise DataError(f"is no YAML: {' '.join(str(error).split())[:200]}") from error
         names = told["names"]
         if isinstance(names, dict):
-            if sorted(names) != list(range(len(names))):
-                raise DataError(f"names has the numbers {sorted(names)}: want 0 to {len(names) - 1}")
-            names = [names[number] for number in range(len(names))]
-        classes = list(map(str, names))
+            numbered = {int(number): name for number, name in names.items()}
+            if sorted(numbered) != list(range(len(names))):
+                raise DataError(f"names has the numbers {sorted(numbered)}: want 0 to {len(names) - 1}")
+            names = [numbered[number] for number in range(len(names))]
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise DataError(f"names is {str(names)[:100]!r}: want a list of names, or names by number")
+        classes: list[str] = names
         if len(set(classes)) < len(classes):
             raise DataError("names has a class twice: want each name once")
-        if "nc" in told and told["nc"] != len(classes):
+        if "nc" in told and int(told["nc"]) != len(classes):
             raise DataError(f"nc is {told['nc']}, and names has {len(classes)} classes")
         return classes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from multiring.data.readers.limits import Limits
 from multiring.errors import ArgumentError, DataError, StateError
-from multiring.vision.labels import outside, require_label
+from multiring.vision.labels import outside, require_class_name, require_label
 from multiring.vision.pictures import DEFAULT_LIMITS
 from multiring.vision.project import history
 from multiring.vision.project.history import Labels
@@ -236,10 +236,9 @@ class VisionProject:
         """Add a class. Nothing happens if there is one of the name.
 
         Raises:
-            ArgumentError: the name has no visible character, or a control character.
+            ArgumentError: the name has no visible character, a control character, or a space at an end.
         """
-        if not name.strip() or not name.isprintable():
-            raise ArgumentError(f"class {name!r}: want a name with visible characters, and no control characters")
+        require_class_name(name)
         with transaction(self._database):
             self._database.execute("INSERT OR IGNORE INTO classes (name) VALUES (?)", (name,))
 
@@ -247,8 +246,9 @@ class VisionProject:
         """Give a class another name, in all labels.
 
         Raises:
-            ArgumentError: there is no class `name`, or there is a class `new`.
+            ArgumentError: there is no class `name`, or there is a class `new`, or no class can have that name.
         """
+        require_class_name(new)
         if new in self.classes():
             raise ArgumentError(f"class {new!r} is there already: choose another name")
         self._require_classes({name})
