@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 440, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 14, 12, 34
 _MOST_LABELS = 6
 
 

@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the prediction for each number of ranks, or the grade of published runs, and return 0."""
+    failures = failures_of(arguments)
     if arguments.published is not None:
         _refuse(arguments, _ALL, "--published", "the rows of a file say what to predict")
         return show_grade(arguments.published, as_json=arguments.json)
@@ -107,7 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse(arguments, alone, "--sweep", "a sweep prints its points as a table or as JSON")
         return show_sweep(arguments, known, topology)
     _refuse(arguments, ("--noise-scale", "--least-samples"), "no --sweep", "they compare the points of a sweep")
-    failures = failures_of(arguments)
     if arguments.html is not None:
         check_page(arguments.html)
     subject = subject_of(arguments, known)
@@ -133,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.html is None:
         _show_table(prediction)
     else:
-        show(f"{arguments.html}: {subject.title}, on {steps[0].ranks} to {steps[-1].ranks} ranks")
+        counts = sorted(step.ranks for step in steps)
+        show(f"{arguments.html}: {subject.title}, on {counts[0]} to {counts[-1]} ranks")
     return 0
 
 
