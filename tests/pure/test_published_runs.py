@@ -185,7 +185,7 @@ def test_rates_before_and_after_give_the_efficiency() -> None:
             'model = "wide"\nprecision',
             'model = "bert"\nprecision',
             "model = ",
-            "want one of deep, resnet101, resnet152",
+            "want one of deep, deeplabv3plus, resnet101",
         ),
         ('source = "paper"', 'source = "papers"', "source = ", "want one of page, paper"),
         ("samples_per_s = 400.0", "samples_per_s = nan", "samples_per_s = ", "want a number above 0"),

@@ -53,7 +53,8 @@ class LinkSeconds:
     """For how long the gradients of a step occupy a rank's part of each kind of link, in seconds of sending.
 
     `inside` are the links inside a host, `rails` those between hosts, and `uplinks` those between racks. Two kinds can
-    be occupied at the same time.
+    be occupied at the same time. An operation that uses one of several rails counts as long as it occupies that rail.
+    The time to handle messages is not contained.
     """
 
     inside: float = 0.0
