@@ -170,6 +170,10 @@ void bind_repeats(nb::module_& m) {
           },
           nb::arg("context"), nb::arg("members"), nb::arg("steps"),
           "The slots for small operations of a group on one host.")
+      .def(
+          "recycle", [](SharedSlots& slots, Context& context) { context.recycle(slots); }, nb::arg("context"),
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Give this rank's slots to the next group. No rank may use this group any more.")
       .def_prop_ro_static("CAPACITY", [](nb::handle) { return SharedSlots::kCapacity; },
                           "The largest payload in bytes.");
   nb::class_<Holdings>(m, "Holdings")

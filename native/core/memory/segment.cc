@@ -155,10 +155,19 @@ void Segment::regret(size_t bytes) {
 }
 
 std::byte* Segment::reserve(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto spare = spare_.find(bytes); spare != spare_.end()) return spare_.extract(spare).mapped();
+  }
   std::byte* block = allocate(bytes);
   const std::lock_guard lock(mutex_);
   used_.erase(static_cast<size_t>(block - mapping_->base()));
   return block;
+}
+
+void Segment::unreserve(std::byte* block, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  spare_.emplace(bytes, block);
 }
 
 void Segment::release(std::byte* block) {

@@ -101,8 +101,10 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Returns memory aligned to 64 bytes, or to a page for kPagedBytes and more. Only fresh memory is zero-filled. Blocks
   // of 1 MiB or more come from warm memory if it has room, the most recently freed first. Throws Fault.
   std::byte* allocate(size_t bytes);
-  // Allocates memory for internal use that is never released and does not count in `used_bytes`.
+  // Allocates memory for internal use that does not count in `used_bytes`. Memory of `unreserve` comes first.
   std::byte* reserve(size_t bytes);
+  // Keeps memory of `reserve` for the next call with the same number of bytes.
+  void unreserve(std::byte* block, size_t bytes);
   void release(std::byte* block);  // does nothing in a forked child: the memory belongs to the parent
   // Keeps the block that contains `address` allocated for good, because another rank may still write into it.
   void quarantine(const std::byte* address);
@@ -132,6 +134,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;
+  std::multimap<size_t, std::byte*> spare_;  // memory of `unreserve` by its number of bytes
   std::deque<Range> warm_;  // disjoint resident page ranges of free_, the longest free first
   size_t warm_bytes_ = 0;
   size_t given_back_ = 0;  // bytes returned to the kernel, minus fresh bytes allocated since

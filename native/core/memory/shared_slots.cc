@@ -8,8 +8,8 @@
 
 namespace multiring {
 
-// The slots are never released: when this rank no longer uses the group, a peer may still read the last operation's
-// slot.
+// The slots are not released with the object: when this rank no longer uses the group, a peer may still read the last
+// operation's slot. See `recycle`.
 SharedSlots::SharedSlots(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment)
     : rank_(rank), steps_(steps) {
   std::byte* block = segment->reserve(bytes());
@@ -31,8 +31,18 @@ void SharedSlots::learn(int rank, const std::byte* slots, ControlPage& control) 
   }
 }
 
+void SharedSlots::recycle(Segment& segment) {
+  if (own_ == nullptr) return;
+  retired_ = true;
+  // Peers that still look at these slots find no stamp until another group's ranks publish in them.
+  for (size_t i = 0; i < 2; ++i) own_[i].stamp.store(0, std::memory_order_release);
+  segment.unreserve(reinterpret_cast<std::byte*>(own_), bytes());
+  own_ = nullptr;
+}
+
 void SharedSlots::publish(uint64_t sequence, const Digest& digest, const void* data, size_t size) {
   assert(size <= kCapacity);
+  if (own_ == nullptr) return;  // the slots belong to another group
   Slot& slot = own_[turn(sequence)];
   slot.digest = digest;
   if (size > 0) std::memcpy(slot.payload, data, size);
@@ -40,6 +50,7 @@ void SharedSlots::publish(uint64_t sequence, const Digest& digest, const void* d
 }
 
 void SharedSlots::withdraw(uint64_t sequence) {
+  if (own_ == nullptr) return;
   uint64_t expected = sequence;
   own_[turn(sequence)].stamp.compare_exchange_strong(expected, 0, std::memory_order_acq_rel);
 }

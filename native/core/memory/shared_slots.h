@@ -45,6 +45,9 @@ class SharedSlots {
   void note_end(uint64_t sequence) { last_ended_ = std::max(last_ended_, sequence / steps_); }
   // Stops the use of the slots after a failed operation, because the progress of the other ranks is unknown.
   void retire() { retired_ = true; }
+  // Gives this rank's slots back, for another group. The caller knows that no rank uses this group any more; otherwise
+  // a peer could read another group's payload. An operation that the program has left in flight never ends by the slots.
+  void recycle(Segment& segment);
 
   // Copies the payload (`size` bytes) and the descriptor's digest into this rank's slot, and stamps the slot.
   void publish(uint64_t sequence, const Digest& digest, const void* data, size_t size);

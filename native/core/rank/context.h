@@ -94,6 +94,11 @@ class Context final : public OperationHost {
   std::vector<RailLoss> take_rail_losses();  // rails lost since the last call
   std::vector<int> read_by();  // the ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return state_.segment; }
+  // Gives a group's slots to the next group; see SharedSlots::recycle.
+  void recycle(SharedSlots& slots) {
+    const RankState::Lock lock(state_.mutex);
+    slots.recycle(*state_.segment);
+  }
 
   size_t unexpected_frames();  // number of frames kept for operations that this rank has not posted yet
 
