@@ -14,6 +14,7 @@ DOCUMENTS = {
     "torch_optimizer.md": 2,
     "training.md": 3,
     "trials.md": 1,
+    "trials_command.md": 2,
     "vision.md": 5,
     "vision_serving.md": 1,
 }

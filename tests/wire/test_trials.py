@@ -306,6 +306,47 @@ def test_a_study_on_one_rank() -> None:
     assert found.best.value == max(each.value for each in found.trials)
 
 
+def shared_kib() -> int:
+    """Return how much of the ranks' shared memory this process has in use."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[0] in "0123456789abcdef":
+            is_ours = "memfd:multiring" in line
+        elif is_ours and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+def leave_nothing(here: Here) -> tuple[list[int], list[bool]]:
+    here.join()
+    sizes: list[int] = []
+    sums: list[bool] = []
+
+    def objective(trial: trials.Trial) -> float:
+        for step in range(3):  # several groups, whose slots the next trials use
+            mine = np.full(40, float(trial.number + step + multiring.rank()))
+            found = adapters.allreduce(mine, name=f"gradient {step}")
+            sums.append(bool((found == np.mean(trial.number + step + np.arange(multiring.size()))).all()))
+            array = np.full(3, float(trial.number))
+            trial.group.all_reduce(array)
+            sums.append(bool((array == trial.number * multiring.size()).all()))
+        if trial.number % 7 == 3 and multiring.rank() == 0:
+            raise ValueError("fails")
+        sizes.append(shared_kib())
+        return 0.0
+
+    trials.run(objective, {"ranks": [2, 3]}, trials=300, ranks_per_trial="ranks")
+    return sizes, sums
+
+
+def test_trials_leave_no_shared_memory() -> None:
+    for sizes, sums in run_ranks(leave_nothing, 3):
+        assert all(sums)
+        assert sizes[0] > 0
+        # A trial without `recycle` leaves 24 KiB on two ranks, and more on three.
+        assert max(sizes) - sizes[len(sizes) // 5] <= 256, sizes
+
+
 def test_errors_of_a_trial_that_is_over() -> None:
     assert issubclass(trials.TrialStoppedError, PeerLostError)
     assert issubclass(MismatchError, ValueError)

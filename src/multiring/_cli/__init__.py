@@ -30,6 +30,7 @@ _NAMES = (
     "settings",
     "simulate",
     "trace",
+    "trials",
     "verify",
     "vision",
 )

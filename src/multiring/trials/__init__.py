@@ -11,6 +11,7 @@ Every rank calls `run`; docs/trials.md has a complete program. Inside an objecti
 collectives are those of the trial's ranks.
 """
 
+from multiring.trials.command.lines import report
 from multiring.trials.results import NoTrialError, StudyResult, TrialResult
 from multiring.trials.running import run
 from multiring.trials.trial import Trial, TrialPruned, TrialStoppedError
@@ -22,5 +23,6 @@ __all__ = [
     "TrialPruned",
     "TrialResult",
     "TrialStoppedError",
+    "report",
     "run",
 ]

@@ -8,9 +8,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from multiring._limits.processes import start_thread
 from multiring.trials.messages import (
@@ -21,7 +21,6 @@ from multiring.trials.messages import (
     RankLoss,
     StudyEnd,
     TrialAssignment,
-    TrialMessages,
     TrialReport,
     TrialStop,
 )
@@ -38,6 +37,13 @@ _SLOW_S = 60.0  # a warning names a rank that has not ended its trial this long 
 _SAVE_S, _INTERRUPTED_SAVE_S = 60.0, 5.0  # how long the end of a study waits for its storage
 
 
+class SendsMessages(Protocol):
+    """What carries a study's messages to the ranks."""
+
+    def send(self, to: int, message: Message) -> None:
+        """Send a message to a rank."""
+
+
 @dataclass(kw_only=True)
 class RunningTrial:
     """A trial that ranks run now."""
@@ -49,6 +55,7 @@ class RunningTrial:
     outcomes: dict[int, ObjectiveOutcome] = field(default_factory=dict)  # by rank
     why: str = ""  # why it was told to end
     is_told: bool = False
+    is_pruned: bool = False  # the pruner has ended it; its ranks may not know yet
 
 
 class StudyHolder:
@@ -57,14 +64,17 @@ class StudyHolder:
     Args:
         plan: what to run.
         messages: to and from all ranks.
+        show: takes a line about each trial that has ended. By default it is logged.
     """
 
-    def __init__(self, plan: StudyPlan, messages: TrialMessages) -> None:
+    def __init__(self, plan: StudyPlan, messages: SendsMessages, show: Callable[[str], None] | None = None) -> None:
         self._plan, self._messages = plan, messages
+        self._show = show or (lambda text: _log.info("trials: %s", text))
         self._came: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._free = {rank for ranks in plan.hosts for rank in ranks}
         self._size = len(self._free)
         self._running: dict[int, RunningTrial] = {}
+        self._over: dict[int, list[int]] = {rank: [] for rank in self._free}  # assignments to forget, by rank
         self._waiting: tuple[OptunaTrial, int] | None = None  # the next trial, and the ranks that it needs
         self._left = max(0, plan.trials - self._counted())
         # Samplers that have tried everything call it. Optuna's own is for its `optimize`.
@@ -142,15 +152,13 @@ class StudyHolder:
         if running is None or sender not in running.ranks:
             return
         if isinstance(message, TrialReport):
-            running.trial.report(message.value, message.step)
-            self._note(running.trial.number)
+            if not running.is_pruned:
+                running.trial.report(message.value, message.step)
+                self._note(running.trial.number)
         elif isinstance(message, PruneQuestion):
-            answer = PruneAnswer(
-                serial=message.serial,
-                question=message.question,
-                step=message.step,
-                prunes=running.trial.should_prune(),
-            )
+            prunes = running.is_pruned or running.trial.should_prune()
+            running.is_pruned = prunes and message.ends
+            answer = PruneAnswer(serial=message.serial, question=message.question, step=message.step, prunes=prunes)
             for rank in running.ranks:
                 self._messages.send(rank, answer)
         elif isinstance(message, ObjectiveOutcome):
@@ -161,6 +169,8 @@ class StudyHolder:
         running.outcomes[rank] = outcome
         if len(running.outcomes) == len(running.ranks):
             del self._running[serial]
+            for each in running.ranks:
+                self._over[each].append(serial)
             self._finish(running)
         elif outcome.state == "failed":
             self._stop(serial, f"rank {rank}: {outcome.reason}")
@@ -218,7 +228,7 @@ class StudyHolder:
         now_s = time.monotonic() - self._began_s
         self._times[number] = running.began_s - self._began_s, now_s, running.ranks
         shown = f"failed ({reason})" if reason else f"{first.state} {'' if first.value is None else first.value}"
-        _log.info("trials: trial %d on ranks %s: %s, %s", number, list(running.ranks), shown, running.trial.params)
+        self._show(f"trial {number} on ranks {list(running.ranks)}: {shown}, {running.trial.params}")
         self._note(number)
         self._free.update(running.ranks)
 
@@ -261,7 +271,8 @@ class StudyHolder:
                 serial=self._serial, number=trial.number, params=dict(trial.params), ranks=ranks
             )
             for rank in ranks:
-                self._messages.send(rank, assignment)
+                over, self._over[rank] = tuple(self._over[rank]), []
+                self._messages.send(rank, replace(assignment, over=over))
 
     def _asked(self) -> "tuple[OptunaTrial, int] | None":
         """Return the next trial and its number of ranks; None if that number is wrong, and the trial has failed."""

@@ -27,6 +27,7 @@ class TrialAssignment:
     number: int
     params: dict[str, Any]
     ranks: tuple[int, ...]
+    over: tuple[int, ...] = ()  # assignments of the receiver that have ended on all their ranks since the last one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +71,7 @@ class PruneQuestion:
     serial: int
     question: int
     step: int | None
+    ends: bool = False  # whether a yes ends the trial, so that what it reports until then does not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

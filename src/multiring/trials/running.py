@@ -132,6 +132,7 @@ class _Run:
     def __init__(self, objective: Callable[[Trial], Any], world: World, group: Group, plan: StudyPlan | None) -> None:
         self._objective, self._world, self._group = objective, world, group
         self._desk = TrialDesk()
+        self._ends: dict[int, GenerationEnd] = {}  # of trials that may still run on other ranks, by assignment
         self._holder: StudyHolder | None = None
         self._messages = TrialMessages(group, self._receive)
         self._desk.messages = self._messages
@@ -161,12 +162,16 @@ class _Run:
                 found = self._holder.close(is_interrupted=is_interrupted)
             self._messages.close()
         result: StudyResult = _told(self._group, found)
+        for end in self._ends.values():  # the holder has heard the end of every trial from all its ranks
+            end.recycle(self._world.context)
         return result
 
     def _run(self, told: TrialAssignment) -> None:
         """Run the objective of a trial as a part of the job, and tell the study how it ended."""
         world = self._world
-        end = GenerationEnd(world.services.world_rank, may_end=True)
+        for serial in told.over:
+            self._ends.pop(serial).recycle(world.context)
+        end = self._ends[told.serial] = GenerationEnd(world.services.world_rank, may_end=True, recycles=True)
         membership = Membership(
             job=f"{world.membership.key}|trials {self._group.calls.id}.{told.serial}",
             number=0,

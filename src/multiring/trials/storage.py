@@ -31,6 +31,7 @@ _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 30.0
 _LOST_S, _TURN_S = 5.0, 0.1  # how long the end of a study waits for a storage that is lost, and between two looks
 _SQLITE = {".db", ".sqlite", ".sqlite3"}
 REASON, RANKS, SPACE = "multiring:reason", "multiring:ranks", "multiring:space"  # attributes that a study's page shows
+COMMAND, JUDGED = "multiring:command", "multiring:judged"  # the words of a trial's command; figures of new seeds
 INTERRUPTED = "interrupted: its job ended first; its parameters are tried again as another trial"
 
 
@@ -192,6 +193,15 @@ class StorageWriter:
         with self._changed:
             self._dirty[number] = now
             self._changed.notify_all()
+
+    def keep(self, key: str, value: Any) -> None:
+        """Write an attribute of the study, for its page and for later jobs. A storage that is lost is told."""
+        self._study.set_user_attr(key, value)
+        try:
+            self.require()
+            self._storage.set_study_user_attr(self._number, key, value)
+        except Exception as error:  # noqa: BLE001 -- as in `_run`
+            _log.warning("trials: the storage does not take %s (%s)", key, _first_line(error))
 
     @property
     def unsaved(self) -> int:

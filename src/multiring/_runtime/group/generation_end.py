@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from multiring._native import Context, SharedSlots
 from multiring.errors import PeerLostError
 
 
@@ -17,11 +18,13 @@ class GenerationEnd:
     Args:
         rank: this process's number in the native core.
         may_end: whether the ranks go on without lost ones. Otherwise the generation lasts as long as the job.
+        recycles: whether `recycle` will be called, so that the shared memory of its groups serves later ones.
     """
 
-    def __init__(self, rank: int = 0, *, may_end: bool = False) -> None:
+    def __init__(self, rank: int = 0, *, may_end: bool = False, recycles: bool = False) -> None:
         self.rank = rank
         self.may_end = may_end
+        self._slots: list[SharedSlots] | None = [] if recycles else None
         self.is_over = False
         self._why = ""
         self._lock = threading.Lock()
@@ -41,6 +44,22 @@ class GenerationEnd:
             is_over = self.is_over
         if is_over:
             listener()
+
+    def note_slots(self, slots: SharedSlots) -> None:
+        """Keep the slots of one of the generation's groups for `recycle`."""
+        with self._lock:
+            if self._slots is not None:
+                self._slots.append(slots)
+
+    def recycle(self, context: Context) -> None:
+        """Give the shared memory of the generation's groups to later groups.
+
+        The caller knows that every rank has left the generation: otherwise another rank might still read it.
+        """
+        with self._lock:
+            slots, self._slots = self._slots or [], None
+        for each in slots:
+            each.recycle(context)
 
     def finish(self, why: str) -> None:
         """End the generation; a second call does nothing."""

@@ -150,6 +150,8 @@ class Calls:
         )
         meets = self._at_once and len(ranks) > 1
         slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
+        if slots is not None:
+            services.generation.note_slots(slots)
         watches = services.replan and len(topology.hosts) > 1
         by_mpi = services.between_hosts == "mpi"
         self._watch = Watch(services.context, ranks, self.own, topology, by_mpi=by_mpi) if watches else None
