@@ -143,7 +143,7 @@ class TrialDesk:
 
     def _interrupt_later(self, serial: int) -> None:
         timer = threading.Timer(_INTERRUPT_S, self._interrupt, [serial])
-        timer.name, timer.daemon = "multiring trials interrupt", True
+        timer.name, timer.daemon = "multiring study interrupt", True
         timer.start()
 
     def _interrupt(self, serial: int) -> None:

@@ -84,7 +84,7 @@ class StudyHolder:
         self._times: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         self._has_warned = False
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="multiring trials study", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="multiring study", daemon=True)
 
     def _counted(self) -> int:
         """Return how many trials are over and were not interrupted."""

@@ -170,7 +170,7 @@ class StorageWriter:
         self._gives_up = threading.Event()
         self._is_lost = False  # whether the last write failed
         self.require: Callable[[], None] = lambda: None  # raises OSError if the storage's file is gone
-        self._thread = threading.Thread(target=self._run, name="multiring trials storage", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="multiring study storage", daemon=True)
 
     def watch(self, path: Path) -> None:
         """Report the storage as lost once another file, or none, is at its path: writes to it would be lost."""

@@ -51,8 +51,8 @@ _OWN_THREADS = {
     "multiring from other hosts",
     "multiring meeting",
     "multiring munge",
-    "multiring trials study",
-    "multiring trials storage",
+    "multiring study",
+    "multiring study storage",
 }
 _ENGINES = "multiring engine "  # the beginning of the names of threads that start operations of engines, in order
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from multiring._launch.signals import PASSED_ON, StopSignals
-from multiring.trials.command.trial_job import JobCommand, JobPatterns, TrialJob
+from multiring.errors import LaunchError
+from multiring.trials.command.trial_job import JobPatterns, TrialCommand, TrialJob
 from multiring.trials.command.words import filled
 from multiring.trials.messages import (
     Message,
@@ -35,20 +36,21 @@ class JobPlan:
 
     words: tuple[str, ...]  # the program and its arguments, with parameters in braces
     slots: int  # how many ranks may run at a time
-    devices: tuple[str, ...] | None  # see JobCommand
+    devices: tuple[str, ...] | None  # see TrialCommand
     grace_s: float
     log_dir: Path | None
     patterns: JobPatterns
 
-    def command(self, values: dict[str, Any], slots: Sequence[int], log: str) -> JobCommand:
+    def command(self, values: dict[str, Any], slots: Sequence[int], log: str) -> TrialCommand:
         """Return the command of a job with these values; `log` is the name of its log file."""
-        return JobCommand(
+        return TrialCommand(
             words=tuple(filled(self.words, values)),
             slots=tuple(slots),
             of=self.slots,
             devices=self.devices,
             grace_s=self.grace_s,
-            log=None if self.log_dir is None else self.log_dir / log,
+            log_dir=self.log_dir,
+            log=log,
         )
 
 
@@ -213,7 +215,7 @@ class StudyJobs:
         )
         try:
             each.job.start()
-        except OSError as error:
+        except (OSError, LaunchError) as error:
             for rank in told.ranks:
                 reason = f"it cannot be started: {error}"
                 self._answer(rank, ObjectiveOutcome(serial=told.serial, state="stopped", reason=reason))
@@ -235,6 +237,7 @@ def run_together(jobs: Sequence[TrialJob], limit_s: float | None, signals: StopS
     """Run jobs to their ends, on the main thread; a signal or the time limit stops them.
 
     Raises:
+        LaunchError: a log file cannot be written.
         OSError: a job cannot be started.
     """
     until_s = math.inf if limit_s is None else time.monotonic() + limit_s

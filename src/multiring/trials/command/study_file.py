@@ -278,7 +278,7 @@ _FIELDS: Mapping[str, _Field] = {
 }
 _JUDGE_FIELDS: Mapping[str, _Field] = {
     "seeds": ("a list of different whole numbers, as in [101, 102, 103]", _are_seeds),
-    "words": ("a list of words with {seed}, as in ['--seed', '{seed}', '--test']", _are_words),
+    "words": ("a list of words with {seed}, as in ['--seed', '{seed}']", _are_words),
     "result": ("a line with {value}, as in 'test loss {value}'", _is_text),
 }
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")

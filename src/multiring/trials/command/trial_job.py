@@ -14,6 +14,7 @@ from typing import IO, cast
 
 from multiring._launch.cores import cores_of_cpus, share_cpus, usable_cpus
 from multiring._launch.leftovers import signal_group
+from multiring._launch.logs import open_log
 from multiring._launch.own_modules import module_command
 from multiring.trials.command.lines import LinePattern, ReportedValue, own_report
 
@@ -28,7 +29,7 @@ _NO_MEMORY = re.compile(r"MemoryError|OutOfMemoryError|ResourceExhaustedError|RE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobCommand:
+class TrialCommand:
     """What to run for a trial."""
 
     words: tuple[str, ...]  # the program and its arguments
@@ -36,7 +37,8 @@ class JobCommand:
     of: int
     devices: tuple[str, ...] | None  # what CUDA_VISIBLE_DEVICES names, by slot; None leaves it as it is
     grace_s: float
-    log: Path | None
+    log_dir: Path | None
+    log: str  # the name of the log file in `log_dir`
 
     def run_words(self) -> list[str]:
         """Return the words after `multiring`."""
@@ -60,7 +62,7 @@ class JobPatterns:
 class TrialJob:
     """A running job. One thread uses it."""
 
-    command: JobCommand
+    command: TrialCommand
     patterns: JobPatterns
     tell: Callable[[int, float], None]  # is called with each report
     problem: str = ""  # why the trial fails, whatever its exit code
@@ -79,10 +81,10 @@ class TrialJob:
         """Start the process.
 
         Raises:
-            OSError: the system refuses the process or the log file.
+            LaunchError: the log file cannot be written, or is not multiring's.
+            OSError: the system refuses the process.
         """
-        if self.command.log is not None:
-            self._log = self.command.log.open("wb")
+        self._log = open_log(self.command.log_dir, self.command.log)
         whole = os.sched_getaffinity(0)
         # Trials side by side must not share cores: the launcher of each divides those that it may use.
         shares = share_cpus(cores_of_cpus(usable_cpus()), self.command.of)

@@ -1,4 +1,4 @@
-"""The words of a trial's command, whose parameters stand in braces, as in `--rate {rate}`."""
+"""The words of a trial's command, whose parameters have braces around them, as in `--rate {rate}`."""
 
 import re
 import shlex
