@@ -227,7 +227,8 @@ class StudyHolder:
         self._warn_of_silence(number, first)
         now_s = time.monotonic() - self._began_s
         self._times[number] = running.began_s - self._began_s, now_s, running.ranks
-        shown = f"failed ({reason})" if reason else f"{first.state} {'' if first.value is None else first.value}"
+        shown = first.state if first.value is None else f"complete {first.value}"
+        shown = f"failed ({reason})" if reason else shown
         self._show(f"trial {number} on ranks {list(running.ranks)}: {shown}, {running.trial.params}")
         self._note(number)
         self._free.update(running.ranks)
