@@ -13,6 +13,7 @@ from multiring.errors import ArgumentError
 from multiring.trials import report
 from multiring.trials.command.lines import LinePattern, ReportedValue, own_line, own_report
 from multiring.trials.command.study_file import line_of, read_study_file
+from multiring.trials.command.trial_job import JobPatterns, TrialCommand, TrialJob
 from multiring.trials.command.words import command_line, filled
 from multiring.trials.plan import plan_of
 
@@ -200,6 +201,26 @@ def test_lines_of_fields() -> None:
 )
 def test_lines_of_scripts(pattern: str, line: str, found: tuple[int | None, float] | None) -> None:
     assert LinePattern(pattern, has_step=True).found_in(line) == (None if found is None else ReportedValue(*found))
+
+
+def test_what_counts_of_a_job_s_output() -> None:
+    told: list[tuple[int, float]] = []
+    command = TrialCommand(words=(), slots=(0,), of=1, devices=None, grace_s=1.0, log_dir=None, log="")
+    pattern = LinePattern("epoch {step}: loss {value}", has_step=True)
+    job = TrialJob(command, JobPatterns(report=pattern), lambda step, value: told.append((step, value)))
+    for line in (
+        "[1] epoch 0: loss 9",
+        "[0] epoch 0: loss 5",
+        "[0] epoch 1: loss 4\repoch 2: loss 3\r",
+        f"[0] {own_line(3, 2.5)}",
+        "epoch 4: loss 1",
+    ):
+        job._take(line.encode(), is_out=True)
+    job._take(b"[0] epoch 5: loss 0", is_out=False)
+    assert told == [(0, 5.0), (1, 4.0), (2, 3.0), (3, 2.5)]
+    assert (job.value(), job.problem) == (2.5, "")
+    job._take(b"[0] epoch 3: loss 2.5", is_out=True)
+    assert (job.value(), job.problem) == (None, "it reported step 3 twice: 2.5, then 2.5")
 
 
 def test_the_line_of_report(capsys: pytest.CaptureFixture[str]) -> None:

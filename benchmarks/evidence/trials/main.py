@@ -1,15 +1,20 @@
 """Measure what trials lose beside their training, and prune trials on several ranks a thousand times.
 
-    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes] [--short]
+    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes,deaths] [--short]
 
 `fill`: 64 trials of durations 10:1 on 8 ranks, each on one; `sizes`: on 1, 2 and 4 ranks. What their ranks reach is
 compared with greedy assignment in the same order, computed. `ask`: 300 trials of 10 s with ten reports, eight at a
 time. `prunes`: 1,000 prunes of trials on 2 and 3 ranks of 5, in jobs of 100 trials, under a time limit. The
-jobs that are done are in build/trials_prunes.jsonl, and a further run goes on after them.
+jobs that are done are in build/trials_prunes.jsonl, and a further run goes on after them. `deaths`: studies of
+`multiring trials run` whose script fails at random steps, whose ranks are killed at random moments, and whose command
+is ended by SIGINT, SIGTERM or SIGKILL and given again.
 """
 
+import contextlib
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,6 +121,133 @@ def prunes(wanted: int) -> Iterator[Claim]:
     )
 
 
+DYING = """
+import argparse, os, random, signal, sys, time
+
+words = argparse.ArgumentParser()
+words.add_argument("--x", type=float)
+words.add_argument("--trial", type=int)
+given = words.parse_args()
+with open("pids", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+chance = random.Random(10 * given.trial + int(os.environ["MULTIRING_RANK"]))
+dies_at = chance.randrange(5) if chance.random() < 0.25 else 5
+for step in range(5):
+    print(f"step {step}: loss {given.x + 1 / (step + 1)}")
+    time.sleep(0.2 * chance.random())
+    if step == dies_at:
+        chance.choice([lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(5), lambda: sys.exit("random")])()
+"""
+STUDY = """
+trials = 14
+ranks = 4
+ranks_per_trial = "ranks"
+words = ["--x", "{x}", "--trial", "{trial}"]
+report = "step {step}: loss {value}"
+storage = "study.db"
+space = {x = {low = 0.0, high = 1.0}, ranks = [1, 2]}
+pruner = {kind = "MedianPruner", n_startup_trials = 3}
+sampler = {kind = "RandomSampler", seed = SEED}
+"""
+
+
+def deaths(count: int) -> Iterator[Claim]:
+    """Run studies whose ranks and command die at random moments."""
+    kills, ends, trials, wrong = 0, 0, 0, []
+    for seed in range(count):
+        chance = random.Random(seed)  # noqa: S311 -- no secret
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "train.py").write_text(DYING)
+            (folder / "study.toml").write_text(STUDY.replace("SEED", str(seed)))
+            while True:
+                code, killed, ended = one_run(folder, chance, may_end=chance.random() < 0.5)
+                kills, ends = kills + killed, ends + (ended is not None)
+                if left := living_after(folder):
+                    wrong.append(f"seed {seed}: {left} processes left after exit code {code}")
+                if ended is None:
+                    break
+            found = states_in(folder)
+            trials += len(found)
+            wrong += [f"seed {seed}: {each}" for each in faults_in(found)]
+    yield Claim(
+        text=f"{count} studies of 14 trials on 1 or 2 ranks of 4, whose script and ranks die at random moments, and whose "
+        "command is ended and given again: every trial has its right value, or a reason; its reports are right; no "
+        "process is left",
+        figure=f"{trials} trials, {kills} ranks killed, {ends} commands ended, {len(wrong)} wrong"
+        f"{': ' + wrong[0] if wrong else ''}; {load()}",
+        holds=not wrong,
+    )
+
+
+def one_run(folder: Path, chance: random.Random, *, may_end: bool) -> tuple[int, int, int | None]:
+    """Give the command once; return its exit code, how many ranks were killed, and the signal that it got."""
+    words = [sys.executable, "-m", "multiring", "trials", "run", "study.toml", "--", sys.executable, "train.py"]
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)  # noqa: S603 -- our own program
+        until_s, killed, before = time.monotonic() + JOB_S, 0, len(pids(folder))
+        while process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.3 + chance.random())
+            live = [each for each in pids(folder) if lives(each)]
+            if live and chance.random() < 0.2:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(live), signal.SIGKILL)
+                    killed += 1
+            if may_end and len(pids(folder)) > before + 4:
+                number = chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+                process.send_signal(number)
+                return process.wait(JOB_S), killed, number
+        return process.wait(1.0), killed, None
+
+
+def pids(folder: Path) -> list[int]:
+    """Return the processes of all ranks that have begun."""
+    path = folder / "pids"
+    return [int(each) for each in path.read_text().split()] if path.exists() else []
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def living_after(folder: Path) -> int:
+    """Return how many ranks live 20 s after the end of their command, or sooner none."""
+    until_s = time.monotonic() + 20.0
+    while (left := sum(map(lives, pids(folder)))) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return left
+
+
+def states_in(folder: Path) -> list[Any]:
+    """Return the trials in the storage of a study."""
+    import optuna  # noqa: PLC0415 -- the other claims do not need it here
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return list(optuna.load_study(study_name="study", storage=f"sqlite:///{folder}/study.db").trials)
+
+
+def faults_in(trials: Sequence[Any]) -> Iterator[str]:
+    """Yield what is wrong with the trials of a study."""
+    counted = 0
+    for each in trials:
+        state, reason = each.state.name, each.user_attrs.get("multiring:reason", "")
+        counted += not reason.startswith("interrupted")
+        if state == "COMPLETE":
+            if abs(each.value - each.params["x"] - 0.2) > 1e-9 or len(each.intermediate_values) != 5:
+                yield f"trial {each.number}: {each.value}, {each.intermediate_values}"
+        elif state not in ("FAIL", "PRUNED") or (state == "FAIL" and not reason):
+            yield f"trial {each.number}: {state} without a reason"
+        for step, value in each.intermediate_values.items():
+            if abs(value - each.params["x"] - 1 / (step + 1)) > 1e-9:
+                yield f"trial {each.number}: {value} at step {step}"
+    if counted != 14:
+        yield f"{counted} of 14 trials"
+
+
 def load() -> str:
     """Return this machine's load."""
     return f"load {os.getloadavg()[0]:.0f}"
@@ -126,6 +258,7 @@ CLAIMS = {
     "sizes": lambda share: fills(64 // share, [1, 2, 4]),
     "ask": lambda share: asks(300 // share),
     "prunes": lambda share: prunes(1000 // share),
+    "deaths": lambda share: deaths(20 // share),
 }
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ class _Command:
         A study judges a trial once: a later run of the command returns the same figures.
         """
         kept = self._plan.study.user_attrs.get(JUDGED)
-        key = {"trial": best.number, "seeds": list(table.seeds), "words": list(table.words)}
+        key = {"trial": best.number, "seeds": list(table.seeds), "words": [*self._jobs.words, *table.words]}
         if kept is not None and all(kept.get(name) == value for name, value in key.items()):
             values = dict(zip(table.seeds, kept["values"], strict=True))
             return JudgedTrial(number=best.number, values=values, problems={}, is_earlier=True), 0

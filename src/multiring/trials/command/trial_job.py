@@ -209,8 +209,10 @@ class TrialJob:
             elif not text.startswith("multiring: "):
                 self._errors.append(text)
             return
-        if line.startswith(_FIRST) and not self.problem:
-            self._take_line(text[len(_FIRST) :])
+        if line.startswith(_FIRST):
+            for part in text[len(_FIRST) :].split("\r"):  # a progress bar writes its line again and again
+                if not self.problem:
+                    self._take_line(part)
 
     def _take_line(self, text: str) -> None:
         """Take a line of rank 0's standard output."""
