@@ -171,8 +171,8 @@ def deaths(count: int) -> Iterator[Claim]:
             trials += len(found)
             wrong += [f"seed {seed}: {each}" for each in faults_in(found)]
     yield Claim(
-        text=f"{count} studies of 14 trials on 1 or 2 ranks of 4, whose script and ranks die at random moments, and whose "
-        "command is ended and given again: every trial has its right value, or a reason; its reports are right; no "
+        text=f"{count} studies of 14 trials on 1 or 2 ranks of 4, whose script and ranks die at random moments, and "
+        "whose command is ended and given again: every trial has the right value, or a reason; reports are right; no "
         "process is left",
         figure=f"{trials} trials, {kills} ranks killed, {ends} commands ended, {len(wrong)} wrong"
         f"{': ' + wrong[0] if wrong else ''}; {load()}",
