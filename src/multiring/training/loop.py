@@ -32,7 +32,14 @@ from multiring.training.evaluation import combine_batch_norm_statistics, evaluat
 from multiring.training.micro_batches import micro_batches, require_equal_passes
 from multiring.training.options import TrainingOptions
 from multiring.training.recipe import build_recipe, steps_per_epoch
-from multiring.training.run_folder import METRICS, discard_metrics_after, read_baselines, write_report, write_result
+from multiring.training.run_folder import (
+    METRICS,
+    claim,
+    discard_metrics_after,
+    read_baselines,
+    write_report,
+    write_result,
+)
 from multiring.training.task import Batch, TrainingTask
 
 Callback = Callable[[dict[str, Any]], None]
@@ -120,17 +127,23 @@ class TrainingRun:
         Raises:
             StateError: on every rank: the loss is not finite. The message names the step and the rank. The last
                 checkpoint is unchanged.
-            ArgumentError: the folder has files that are not a run's, its checkpoint has another model, batch size,
-                data set or evaluation set, or the task returned losses of a wrong shape.
+            ArgumentError: another process trains in the folder, it has files that are not a run's, its checkpoint has
+                another model, batch size, data set or evaluation set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
+        with ExitStack() as stack:
+            with nullcontext(True) if checkpoints is None else mt.on_first_rank() as is_first:
+                if is_first:
+                    stack.enter_context(claim(self.folder))
+            return self._train(checkpoints)
+
+    def _train(self, checkpoints: Checkpoints | None) -> TrainingProgress:
         if checkpoints is not None:
             self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
             if self.progress.step == 0:
                 mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
         with nullcontext(True) if checkpoints is None else mt.on_first_rank() as is_first:
             if is_first:
-                self.folder.mkdir(parents=True, exist_ok=True)
                 options_file.write(self.options, self.folder)
                 discard_metrics_after(self.progress.step, self.folder / METRICS)
                 (self.folder / METRICS).touch()  # the report reads it, also of a run too short to log a step

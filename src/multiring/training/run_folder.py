@@ -1,14 +1,50 @@
 """The files in the folder of a run, and the scores beside its data."""
 
+import errno
+import fcntl
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from multiring._replacing import replace_file
-from multiring.errors import UnsupportedError
+from multiring.errors import ArgumentError, UnsupportedError
 
 OPTIONS, METRICS, RESULT, PAGE, PICTURES = "options.toml", "metrics.jsonl", "result.json", "report.html", "pictures"
+LOCK = ".lock"  # locked by rank 0 of the training that writes to the folder
 BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
+
+_LOCKED = {errno.EACCES, errno.EAGAIN}
+_PATIENCE_S = 5.0  # for a killed training's rank 0, which may end a moment after its launcher
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Keep a run's folder for this process until it ends, or until the returned file is closed.
+
+    Two trainings in one folder would take each other's checkpoints for their own. The lock is the kernel's, so a killed
+    process leaves none. On a file system without locks, nothing is kept.
+
+    Raises:
+        ArgumentError: another process trains in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("ab")
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _LOCKED:
+                return file
+            if time.monotonic() > deadline:
+                file.close()
+                raise ArgumentError(
+                    f"another training writes to the run {str(folder)!r}: wait for its end, or give this one another "
+                    "name or folder"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return file
 
 
 def discard_metrics_after(step: int, metrics: Path) -> None:

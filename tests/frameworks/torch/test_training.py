@@ -1,6 +1,7 @@
 """A task of a user's own under `multiring.training`: uneven batches, other numbers of ranks, wrong answers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,19 @@ import torch
 from tests.support.ranks import Here, Process, RanksFailed, run_ranks
 from torch import Tensor, nn
 
+import multiring
 import multiring.torch as mt
 from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError
-from multiring.training import TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
+from multiring.training import (
+    TrainingOptions,
+    TrainingRun,
+    TrainingTask,
+    evaluate,
+    model_dtype,
+    parse_options,
+    run_folder,
+)
 from multiring.training.loop import _collated
 from multiring.training.micro_batches import require_equal_passes
 from multiring.training.options import write
@@ -211,3 +221,36 @@ def test_the_share_of_the_peak_is_measured_with_all_numbers_of_a_sample() -> Non
     )
     found = _collated([samples.sample(number) for number in range(2)])
     assert {name: value.tolist() for name, value in found.items()} == {"x": [[0, 0], [0, 0]], "label": [0, 1]}
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from multiring.training.run_folder import claim
+held = claim(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_trainings_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would save and take each other's checkpoints. A killed training leaves no lock."""
+    run = TrainingRun(Line(), TrainingOptions(**COMMON, run=str(tmp_path / "run"), epochs=1, plain=True))
+    source = str(Path(multiring.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, run.options.run],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            monkeypatch.setattr(run_folder, "_PATIENCE_S", 0.0)
+            with pytest.raises(ArgumentError, match=r"another training writes to the run '.*run': wait"):
+                run.train()
+        finally:
+            other.kill()
+    assert not (tmp_path / "run" / "options.toml").exists()
+    assert run.train().step == 4

@@ -56,6 +56,10 @@ def apply_edits(labels: Labels, edits: Sequence[object], proposals: Sequence[Lab
         do = edit.get("do") if isinstance(edit, Mapping) else None
         if not isinstance(edit, Mapping) or not isinstance(do, str) or do not in _ACTS:
             raise DataError(f"edit {str(edit)[:100]!r}: want an object with 'do', one of {', '.join(_ACTS)}")
+        if unknown := sorted(map(str, set(edit) - {"do", *_FIELDS[do]})):
+            raise DataError(
+                f"edit {do!r} has the unknown field {unknown[0]!r}: want {', '.join(_FIELDS[do]) or 'no other field'}"
+            )
         after, corrections, accepted = _ACTS[do](state.labels, edit, proposals)
         state = Edited(labels=after, corrections=state.corrections + corrections, accepted=state.accepted + accepted)
     if len(state.labels or ()) > _MOST_LABELS:
@@ -104,9 +108,9 @@ def _forget(labels: Labels, edit: _Edit, proposals: Sequence[Label]) -> _Done:
 
 def _set(labels: Labels, edit: _Edit, proposals: Sequence[Label]) -> _Done:
     del labels, proposals
-    given = edit.get("labels", ())
-    if given is not None and not isinstance(given, list):
-        raise DataError(f"edit 'set': labels {str(given)[:100]!r}: want a list, or null")
+    given = edit.get("labels")
+    if "labels" not in edit or (given is not None and not isinstance(given, list)):
+        raise DataError(f"edit 'set': labels {str(given)[:100]!r}: want a list, or null for \"not labelled\"")
     return None if given is None else tuple(_from_json(each) for each in given), 0, 0
 
 
@@ -120,6 +124,17 @@ _ACTS: Mapping[str, Callable[[Labels, _Edit, Sequence[Label]], _Done]] = {
     "set": _set,
 }
 
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "add": ("label", "proposal"),
+    "replace": ("index", "label"),
+    "delete": ("index",),
+    "reject": ("proposal",),
+    "nothing": (),
+    "forget": (),
+    "set": ("labels",),
+}
+_PLACES = ("box", "polygon", "mask")
+
 
 def _label(edit: Mapping[str, Any], name: str) -> Label:
     return _from_json(edit.get(name))
@@ -128,6 +143,15 @@ def _label(edit: Mapping[str, Any], name: str) -> Label:
 def _from_json(told: object) -> Label:
     if not isinstance(told, Mapping):
         raise DataError(f"label {str(told)[:100]!r}: want an object with the field 'class'")
+    places = [name for name in _PLACES if name in told]
+    unknown = sorted(map(str, set(told) - {"class", "track", "attributes", *_PLACES, *(["crowd"] * ("mask" in told))}))
+    if unknown or len(places) > 1:
+        what = f"unknown field {unknown[0]!r}" if unknown else f"both {places[0]!r} and {places[1]!r}"
+        # A box in fields of another name would become a label of the whole picture.
+        raise DataError(
+            f"label {str(told)[:100]!r} has {what}: want 'class', one of 'box', 'polygon' and 'mask' for a part of the "
+            "picture, and perhaps 'track' and 'attributes'"
+        )
     return from_json(told)
 
 
