@@ -14,6 +14,7 @@ from multiring.errors import DataError
 from multiring.vision import Label
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.description import DESCRIPTION, WEIGHTS, ModelDescription, read_description
+from multiring.vision.models.detector import best_boxes
 from multiring.vision.models.preprocessing import prepare_picture
 from multiring.vision.models.vision_model import VisionModel, load_model, save_model
 
@@ -227,3 +228,35 @@ def test_answers_become_labels() -> None:
     assert [round(each.confidence, 3) for each in found] == [0.7, 0.6, 0.5]
     careful = dataclasses.replace(CLASSIFIER, threshold=0.6)
     assert predictions_of(careful, {"probabilities": np.array([[0.2, 0.5]])})[0].labels == ()
+
+
+def test_another_sigmoid_chooses_the_same_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(4)
+    maps = torch.randn(20, 2 + 4, 24, 24, generator=generator) * 1e-3 - 4.0  # as a network has after one step
+    boxes, scores, classes = best_boxes(maps, 2)
+    exact = torch.Tensor.sigmoid
+
+    def rounded(self: torch.Tensor) -> torch.Tensor:
+        """Return the sigmoid, wrong by up to 3e-6 of itself, as onnxruntime's is."""
+        found = exact(self)
+        return found * (1 + 3e-6 * torch.sin(torch.arange(found.numel(), dtype=found.dtype)).reshape(found.shape))
+
+    monkeypatch.setattr(torch.Tensor, "sigmoid", rounded)
+    other_boxes, other_scores, other_classes = best_boxes(maps, 2)
+    assert not torch.equal(scores, other_scores)
+    torch.testing.assert_close(other_scores, scores, rtol=1e-5, atol=0)
+    assert torch.equal(boxes, other_boxes)
+    assert torch.equal(classes, other_classes)
+
+
+def test_cells_that_are_no_peaks_are_no_boxes() -> None:
+    maps = torch.full((1, 1 + 4, 8, 8), -30.0)
+    maps[0, 0, 2, 3] = maps[0, 0, 6, 6] = 2.0
+    maps[0, 0, 2, 4] = 1.0  # beside a peak
+    maps[0, 0, 0, :] = torch.arange(8.0) - 40  # a slope
+    boxes, scores, _ = best_boxes(maps, 1)
+    assert scores[0, :2].tolist() == pytest.approx([0.8808, 0.8808], abs=1e-4)
+    assert float(scores[0, 2]) < 1e-12
+    near = (maps[0, 0] == -30).sum()
+    assert int((scores[0] > 0).sum()) <= 2 + int(near)
+    assert not boxes[0, scores[0] == 0].any()

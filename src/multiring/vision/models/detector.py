@@ -17,7 +17,8 @@ STRIDE = 4  # pixels of the square for a cell of the maps
 SIDES = 4  # left, top, right, bottom
 MOST_BOXES = 100  # of a picture
 _DISTANCE = 16.0  # pixels of the square for 1 of the network's output
-_ALIKE = 1 - 1e-4  # of a peak's score: another cell beside it counts as equal
+_ALIKE = 1e-4  # by which the logit of a cell may be below that of a peak beside it, and still counts as equal
+_NO_PEAK = -1e4  # the logit of cells that are no peaks: finite in every type, and below those that networks compute
 _FIRST_SCORE = -4.0  # the logit of a new network's scores: almost no cell is a centre
 
 
@@ -103,12 +104,15 @@ def best_boxes(maps: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         Boxes (n, k, 4), scores (n, k) and classes (n, k), int64, by falling score. If there are fewer peaks, the last
         scores, boxes and classes are 0.
     """
-    heat = maps[:, :classes].sigmoid()
-    # Rounding differs between libraries. Cells that differ by less are all peaks, so that it does not decide.
-    is_peak = (heat >= max_pool2d(heat, 3, 1, 1) * _ALIKE).to(heat.dtype)
+    # Rounding differs between libraries. Cells that differ by less are all peaks, so that it does not decide. Logits
+    # decide, because onnxruntime's sigmoid differs from torch's ten times as much as its logits do.
+    heat = maps[:, :classes]
+    is_peak = heat >= max_pool2d(heat, 3, 1, 1) - _ALIKE
     cells = maps.shape[2] * maps.shape[3]
-    scores, places = (heat * is_peak).flatten(1).topk(min(MOST_BOXES, classes * cells), dim=1)
-    is_one = scores > 0
+    peaks = torch.where(is_peak, heat, torch.full_like(heat, _NO_PEAK)).flatten(1)
+    logits, places = peaks.topk(min(MOST_BOXES, classes * cells), dim=1)
+    is_one = logits > 0.5 * _NO_PEAK
+    scores = logits.sigmoid() * is_one.to(logits.dtype)
     boxes = boxes_of_maps(maps[:, classes:]).flatten(2).transpose(1, 2)
     chosen = (places % cells)[:, :, None].expand(-1, -1, SIDES)
     found = boxes.gather(1, chosen) * is_one[:, :, None].to(boxes.dtype)
