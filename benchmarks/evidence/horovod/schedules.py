@@ -44,6 +44,7 @@ def main() -> int:
                     except AssertionError as error:
                         result = "FAILED"
                         faults.append(f"## {schedule}, {framework}\n\n{error}\n")
+                        print(faults[-1], file=sys.stderr, flush=True)  # it is there also if this run is ended
                     took = f"{time.monotonic() - start_s:.0f} s"
                     print(f"| {schedule} | {framework} | {result} | {took} | {os.getloadavg()[0]:.0f} |", flush=True)
     print("\n".join(["", *faults]))
