@@ -101,6 +101,7 @@ KNOWN_BY = {
     "trace/file.py::clear": "parts and timelines by their content",
     "training/checkpoints.py::Checkpoints.save": "a checkpoint by its manifest, with nothing else in its folder",
     "training/loop.py::TrainingRun._write": "a run's folder by its options; it adds a line",
+    "training/run_folder.py::claim": "a lock, which is opened and not changed",
     "training/run_folder.py::discard_metrics_after": "a run's folder by its options",
     "training/run_folder.py::write_result": "a run's folder by its options",
     "training/report.py::_svg": "written to memory",

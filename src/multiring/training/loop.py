@@ -72,6 +72,16 @@ class TrainingProgress:
     counts: dict[str, Tensor] = field(default_factory=dict)
 
 
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Keep a run's folder for this job. An error is one on all ranks."""
+    with ExitStack() as stack:
+        with mt.on_first_rank() as is_first:
+            if is_first:
+                stack.enter_context(claim(folder))
+        yield
+
+
 class TrainingRun:
     """A training, from its options to its report. It calls `multiring.torch.init` unless `options.plain` is set.
 
@@ -131,10 +141,7 @@ class TrainingRun:
                 another model, batch size, data set or evaluation set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
-        with ExitStack() as stack:
-            with nullcontext(True) if checkpoints is None else mt.on_first_rank() as is_first:
-                if is_first:
-                    stack.enter_context(claim(self.folder))
+        with nullcontext() if checkpoints is None else _claimed(self.folder):
             return self._train(checkpoints)
 
     def _train(self, checkpoints: Checkpoints | None) -> TrainingProgress:
