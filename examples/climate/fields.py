@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.dataset import generator_for
+from multiring.data.sample_maker import generator_for
 from multiring.data.orders import ExactOrder, Order, SequentialOrder
 from multiring.errors import DataError
 

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.support.ssh_hosts import RUN, Process, SshHosts
+from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
 
 from multiring.lab import parse_fault
 
@@ -54,7 +54,7 @@ ma.shutdown()
 def started(hosts: SshHosts, *words: str, **variables: str) -> Process:
     """Start PROGRAM with options of `multiring run` and environment variables."""
     hosts.write("train.py", PROGRAM)
-    return hosts.start(0, [*RUN, *words, "train.py"], **variables)
+    return hosts.start(0, [*RUN, *words, "train.py"], HOME, **variables)
 
 
 def wait_for_size(process: Process, size: int) -> None:

@@ -144,8 +144,8 @@ def test_a_driver_that_ends_leaves_nothing(hosts: SshHosts, number: int) -> None
     hosts.write("library.py", LIBRARY)
     hosts.write("script.py", SCRIPT, [0])
     words = ["python", "script.py", "wait", json.dumps({"num_proc": 2, "hosts": "host1:1,host2:1"})]
-    for host in hosts.lab.hosts:
-        hosts.as_root(host, "rm -f /tmp/at-work-*")  # those of the test before, which had the same hosts
+    for each in hosts.lab.hosts:
+        hosts.as_root(each, "rm -f /tmp/at-work-*")  # those of the test before, which had the same hosts
     driver = hosts.start(0, words)
     for host, rank in ((1, 0), (2, 1)):
         at_work = f"for _ in $(seq 300); do [ -e /tmp/at-work-{rank} ] && exit; sleep 0.1; done; exit 1"
@@ -153,8 +153,8 @@ def test_a_driver_that_ends_leaves_nothing(hosts: SshHosts, number: int) -> None
     driver.send_signal(number)
     driver.communicate(timeout=60)
     assert driver.returncode != 0
-    for host_number in range(3):
-        assert hosts.wait_until_gone(host_number) == []
+    for place in range(3):
+        assert hosts.wait_until_gone(place) == []
 
 
 def test_a_killed_host_is_named(own_hosts: SshHosts) -> None:
