@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.sample_maker import generator_for
 from multiring.data.orders import ExactOrder, Order, SequentialOrder
+from multiring.data.sample_maker import generator_for
 from multiring.errors import DataError
 
 DATA, LABELS, LEAST, MOST = "climate/data", "climate/labels_0", "climate/minval", "climate/maxval"
