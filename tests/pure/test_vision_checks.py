@@ -66,6 +66,7 @@ def test_everything_that_was_planted_is_found(tmp_path: Path) -> None:
         ImageEnhance.Brightness(scene(2)).enhance(1.2).save(folder / "near.jpg", quality=70)
         (folder / "bad.jpg").write_bytes((folder / "p00.png").read_bytes()[:200])
         (folder / "out.png").symlink_to("/etc/passwd")
+        (folder / "phone.HEIC").write_bytes(b"a picture of a phone")
         scene(20).convert("CMYK").save(folder / "cmyk.jpg")
         scene(21).save(folder / "png.gif", "PNG")
         scene(22).resize((8, 90)).save(folder / "slim.png")
@@ -91,6 +92,7 @@ def test_everything_that_was_planted_is_found(tmp_path: Path) -> None:
             "label outside": [("p05.png",)],
             "label conflict": [("p01.png", "same pixels.bmp")],
             "missing": [("p11.png",)],
+            "format that is not read": [()],
             "equal files": [("p00.png", "same file.png")],
             "equal pixels": [("p01.png", "same pixels.bmp")],
             "near duplicates": [("near.jpg", "p02.png")],
@@ -293,3 +295,15 @@ def test_the_command_says_what_is_wrong(
     assert main(["vision", *words(tmp_path)]) == 2
     error: Any = capsys.readouterr().err
     assert text in error
+
+
+def test_what_is_gone_does_not_count(tmp_path: Path) -> None:
+    """A class whose pictures are gone has none; a picture that nobody labelled may go."""
+    with with_pictures(tmp_path / "a", 5) as project:
+        label(project, {"p00.png": "cat", "p01.png": "cat", "p02.png": "dog"})
+        for name in ("p02.png", "p04.png"):
+            (project.folder / name).unlink()
+        project.scan()
+        result = check_project(project)
+        assert dict(result.classes) == {"cat": 2, "dog": 0}
+        assert {each.kind: each.pictures for each in result.findings} == {"missing": ("p02.png",), "unused class": ()}

@@ -113,7 +113,9 @@ def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, descri
     return kind(**given_options(kind, words, description))
 
 
-def given_options(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> dict[str, Any]:
+def given_options(
+    kind: type[Chosen], words: Sequence[str] | None = None, description: str = "", *, program: str | None = None
+) -> dict[str, Any]:
     """Return the options that a command line gives, without defaults; if they are wrong, end the program as above.
 
     `--options FILE` reads a TOML file. Each option also has a flag, such as `--evaluate-every`, which overrides the
@@ -124,11 +126,14 @@ def given_options(kind: type[Chosen], words: Sequence[str] | None = None, descri
             or bool.
         words: the words of the command line; by default those of this process.
         description: a sentence on the program for `--help`.
+        program: how the command begins, for the line of usage; by default, the name of this process's program.
 
     Raises:
         ArgumentError: a field of `kind` has no such default.
     """
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    # In the line of usage, "%" would begin a placeholder.
+    program = None if program is None else program.replace("%", "%%")
+    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("--options", type=Path, help="a TOML file of these options; the command line overrides it")
     meant = meanings(kind)
     for field in dataclasses.fields(kind):

@@ -139,6 +139,9 @@ def test_data_that_cannot_be_trained_on_are_refused(
 
 def test_files_that_are_missing_damaged_or_changed_are_named(tmp_path: Path) -> None:
     folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    (folder / "3.png").rename(folder / "away")
+    with pytest.raises(DataError, match=r"picture '3.png' of part 'train' is gone since the last scan\. Put"):
+        train_model(folder, val="", epochs=1, **SMALL)
     (folder / "3.png").write_bytes((folder / "2.png").read_bytes())
     with pytest.raises(DataError, match=r"picture '3.png' was changed since the last scan"):
         train_model(folder, val="", epochs=1, **SMALL)
@@ -178,13 +181,17 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         train_model(folder, depth=3)
     with pytest.raises(ArgumentError, match="run 'a/b': want a name of letters"):
         train_model(folder, name="a/b")
+    with pytest.raises(ArgumentError, match="run 'splits': the folder 'splits' in runs has other files"):
+        train_model(folder, name="splits")
     with pytest.raises(ArgumentError, match="batch=64, but there are 6 training samples"):
         train_model(folder, val="", batch=64)
     assert main(["vision", "train", str(folder), "--split", "other"]) == 2
     assert "no split 'other'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["vision", "train", str(folder), "--val=", "--size", "33"])
-    assert "size=33: want 0, or a multiple of 32" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "size=33: want 0, or a multiple of 32" in told
+    assert told.startswith(f"usage: multiring vision train {folder}")
 
 
 def test_a_file_of_options_decides_which_data_are_read(tmp_path: Path) -> None:

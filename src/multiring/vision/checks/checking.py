@@ -18,6 +18,7 @@ from multiring.vision.project.records import ImageRecord, Labelling, ScanResult
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 _SMALL, _SLIM, _IMBALANCED = 16, 10, 10
+_UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
 _ENDINGS = {
     "BMP": {".bmp"}, "GIF": {".gif"}, "JPEG": {".jpg", ".jpeg"}, "PNG": {".png"}, "TIFF": {".tif", ".tiff"},
     "PPM": {".ppm", ".pgm", ".pnm"}, "WEBP": {".webp"},
@@ -77,18 +78,19 @@ def check_project(project: VisionProject, scan: ScanResult | None = None) -> Che
     images = project.images()
     labellings = {path: each for path, each in project.labellings().items() if each.labels is not None}
     alike = likeness(images)
+    usable = [each for each in images if each.is_usable]
     findings = [
-        *_unusable(images, scan),
+        *_unusable(images, labellings, scan),
+        *_unread(project),
         *_outside(images, labellings),
         *_conflicts(images, alike, labellings),
         *_duplicates(images, alike),
-        *_balance(project.classes(), labellings),
+        *_balance(project.classes(), {each.path: labellings[each.path] for each in usable if each.path in labellings}),
         *_videos(images, alike),
         *_divided(project, images, alike, labellings),
         *_oddities(images),
     ]
-    usable = [each.path for each in images if each.is_usable]
-    labelled = [labellings[path] for path in usable if path in labellings]
+    labelled = [labellings[each.path] for each in usable if each.path in labellings]
     counts = Counter(name for each in labelled for name in classes_of(each))
     order = (ERROR, WARNING, NOTE)
     return CheckResult(
@@ -101,11 +103,26 @@ def check_project(project: VisionProject, scan: ScanResult | None = None) -> Che
     )
 
 
-def _unusable(images: Sequence[ImageRecord], scan: ScanResult | None) -> Iterator[CheckFinding]:
+def _unread(project: VisionProject) -> Iterator[CheckFinding]:
+    """Yield the files that people mean as pictures, but no scan reads."""
+    paths = tuple(
+        path.relative_to(project.folder).as_posix().encode("utf-8", "backslashreplace").decode()
+        for path in sorted(project.folder.rglob("*"))
+        if path.suffix.lower() in _UNREAD and path.is_file()
+    )
+    if paths:
+        count = f"{len(paths)} file{'' if len(paths) == 1 else 's'}"
+        text = f"{count} that multiring does not read: {_some(paths)}; save them as PNG or JPEG"
+        yield CheckFinding(kind="format that is not read", severity=WARNING, text=text)
+
+
+def _unusable(
+    images: Sequence[ImageRecord], labellings: Mapping[str, Labelling], scan: ScanResult | None
+) -> Iterator[CheckFinding]:
     for each in images:
         if each.problem and not each.is_missing:
             yield CheckFinding(kind="unreadable", severity=ERROR, text=each.problem, pictures=(each.path,))
-        if each.is_missing:
+        if each.is_missing and each.path in labellings:
             text = f"{each.path!r} is gone; its labels are kept for the case that it comes back"
             yield CheckFinding(kind="missing", severity=WARNING, text=text, pictures=(each.path,))
     for name, reason in () if scan is None else scan.refused:
@@ -264,4 +281,9 @@ def _oddities(images: Sequence[ImageRecord]) -> Iterator[CheckFinding]:
     for kind, is_odd in kinds.items():
         paths = tuple(each.path for each in images if each.is_usable and is_odd(each))
         if paths:
-            yield CheckFinding(kind=kind, severity=NOTE, text=f"{len(paths)} pictures: {_some(paths)}", pictures=paths)
+            yield CheckFinding(
+                kind=kind,
+                severity=NOTE,
+                text=f"{len(paths)} picture{'s' * (len(paths) > 1)}: {_some(paths)}",
+                pictures=paths,
+            )

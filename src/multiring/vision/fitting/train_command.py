@@ -18,7 +18,7 @@ from multiring.vision.checks.split_files import make_split, read_split, require_
 from multiring.vision.fitting.detect_task import DetectTask
 from multiring.vision.fitting.fit_options import VisionOptions, recipe_by_size
 from multiring.vision.fitting.kinds import build_task, describe
-from multiring.vision.fitting.targets import UNSPLIT, LabelledParts, labelled_parts, require_enough
+from multiring.vision.fitting.targets import UNSPLIT, LabelledParts, labelled_parts, paths_of, require_enough
 from multiring.vision.models.base_weights import BaseWeights, load_base, read_base
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, save_model
@@ -26,7 +26,13 @@ from multiring.vision.project.folder import VisionProject
 
 DEFAULT_SPLIT = "split"
 UNCHOSEN_THRESHOLD = 0.3  # of a detector without a validation part
+_OWN_FOLDERS = {"splits", "proposals"}  # in runs, which are no runs
 _SHARES = {"train": 0.8, "val": 0.2}
+_DESCRIPTION = (
+    "Train a model on labelled pictures. `--name NAME` names the run, by default by its kind. The size, the batch, the "
+    "epochs, the optimizer with its rates, and more follow the data if they are not given, whatever their defaults "
+    "below; options.toml in the run's folder has what was chosen."
+)
 _AGREEMENT = "vision data"
 _PATHS = ("data", "run", "base")  # options that may differ between ranks, on hosts with other folders
 _ANEW = "To train anew, remove the folder {}"
@@ -45,7 +51,8 @@ def train_command(folder: Path | str, words: Sequence[str]) -> Path | None:
         ArgumentError, DataError: as of `train_model`.
     """
     name, rest = _taken(words, "--name")
-    return _train(Path(folder), name or "", given_options(VisionOptions, rest, "Train a model on labelled pictures."))
+    given = given_options(VisionOptions, rest, _DESCRIPTION, program=f"multiring vision train {folder}")
+    return _train(Path(folder), name or "", given)
 
 
 def train_model(folder: Path | str, *, name: str = "", **options: Any) -> Path | None:
@@ -85,6 +92,8 @@ def _taken(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
 def _run_folder(folder: Path, name: str) -> Path:
     if not name or not name.isascii() or not name.replace("-", "a").replace("_", "a").isalnum():
         raise ArgumentError(f"run {name!r}: want a name of letters, digits, '-' and '_'")
+    if name in _OWN_FOLDERS:
+        raise ArgumentError(f"run {name!r}: the folder {name!r} in runs has other files; give another --name")
     place = folder / "runs" / name
     if (place / DESCRIPTION).exists():
         raise ArgumentError(
@@ -193,6 +202,14 @@ def _read(folder: Path, told: dict[str, Any]) -> LabelledParts:
         parts = [given["train"]] + [given["val"]] * bool(given["val"])
         data = labelled_parts(project, split, given["kind"], parts)
     require_enough(data, given["train"], given["kind"])
+    for part, samples in data.parts.items():
+        gone = [path for each in samples for path in paths_of(each) if not (folder / path).is_file()]
+        if gone:
+            more = f", and so are {len(gone) - 1} more" if len(gone) > 1 else ""
+            raise DataError(
+                f"picture {gone[0]!r} of part {part!r} is gone since the last scan{more}. Put the files back, or run "
+                f"`multiring vision check {folder}` and make another split"
+            )
     return data
 
 
