@@ -73,10 +73,10 @@ class TrainingProgress:
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Keep a run's folder for this job. An error is one on all ranks."""
+def _claimed(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Keep a run's folder for this training; if another one has it, all ranks raise an error."""
     with ExitStack() as stack:
-        with mt.on_first_rank() as is_first:
+        with nullcontext(True) if alone else mt.on_first_rank() as is_first:
             if is_first:
                 stack.enter_context(claim(folder))
         yield
@@ -141,7 +141,7 @@ class TrainingRun:
                 another model, batch size, data set or evaluation set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
-        with nullcontext() if checkpoints is None else _claimed(self.folder):
+        with _claimed(self.folder, alone=checkpoints is None):
             return self._train(checkpoints)
 
     def _train(self, checkpoints: Checkpoints | None) -> TrainingProgress:
