@@ -29,7 +29,9 @@ def draw_pictures(folder: Path, number: int, seed: int = 0) -> list[Path]:
     return paths
 
 
-def small_model(seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 1) -> VisionModel:
+def small_model(
+    seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 1, levels: int = 1, symmetries: int = 1
+) -> VisionModel:
     """Return a model of random weights whose answers vary with the picture.
 
     Args:
@@ -37,6 +39,8 @@ def small_model(seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 
         size: the side of the square that the network sees.
         width: the channels of the network's first stage.
         blocks: of each stage.
+        levels: of the network.
+        symmetries: of the description.
     """
     torch.manual_seed(seed)
     description = ModelDescription(
@@ -44,7 +48,7 @@ def small_model(seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 
         classes=CLASSES,
         size=size,
         architecture="resnet",
-        arguments={"width": width, "blocks": blocks},
+        arguments={"width": width, "blocks": blocks, "levels": levels},
         mean=(0.4, 0.5, 0.6),
         std=(0.2, 0.25, 0.3),
         split="split",
@@ -63,7 +67,9 @@ def small_model(seed: int = 0, *, size: int = 16, width: int = 8, blocks: int = 
         scale = 2 / found.std(0)
         last.bias.copy_((last.bias - found.mean(0)) * scale)
         last.weight.mul_(scale[:, None])
-    return model
+    symmetric = VisionModel(replace(description, symmetries=symmetries))
+    symmetric.load_state_dict(model.state_dict())
+    return symmetric.eval()
 
 
 def _gradients(random: np.random.Generator, number: int, height: int, width: int) -> Pixels:

@@ -40,6 +40,11 @@ class Checkpoints:
         """Save a checkpoint as the best one, in place of the former best."""
         self._save(BEST, step, model, recipe, loader, values)
 
+    def is_there(self) -> bool:
+        """Return on every rank whether there is a checkpoint to resume from; every rank calls it."""
+        found = mt.rank() == 0 and any(mt.is_saved(path) for path in self._kept())
+        return bool(mt.broadcast_object(found, name="is there"))
+
     def resume(self, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader) -> dict[str, Any]:
         """Load the last complete checkpoint; return its additional values, or {} if there is no checkpoint.
 

@@ -75,7 +75,8 @@ class TrainingOptions:
     plain: bool = False  # train without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "keep", "workers", "save_every", "log_every"):
+        require_number("epochs", self.epochs, self._fewest_epochs())
+        for name in ("batch", "keep", "workers", "save_every", "log_every"):
             require_number(name, getattr(self, name), 1)
         for name in ("minutes", "micro_batch", "weight_decay", "warmup", "end_rate", "clip", "trust"):
             require_number(name, getattr(self, name))
@@ -91,6 +92,10 @@ class TrainingOptions:
         require_choice("wire", self.wire, ("", *WIRES))
         if self.lag not in {0, 1}:
             raise ArgumentError(f"lag={self.lag}: want 0 or 1 steps")
+
+    def _fewest_epochs(self) -> int:
+        """Return the fewest epochs that make sense; 0 if something is trained before the first one."""
+        return 1
 
 
 Chosen = TypeVar("Chosen", bound=TrainingOptions)

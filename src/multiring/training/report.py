@@ -283,7 +283,7 @@ def _drawn(
     for shade, (label, value) in zip(SHADES, (levels or {}).items(), strict=False):
         axes.axhline(value, color=shade, linewidth=1.2, linestyle=(0, (1, 1)), label=f"{label} {value:.3g}")
     last = max((line["step"] for line in (*run.steps, *run.evaluations)), default=1)
-    axes.set(xlabel="step", ylabel=unit, title=heading, xlim=(0, 1.03 * last))
+    axes.set(xlabel="step", ylabel=unit, title=heading, xlim=(0, 1.03 * max(last, 1)))
     axes.grid(visible=True, color="0.9")
     _add_clock(axes, run)
     if len(axes.lines) > 1:
@@ -294,7 +294,7 @@ def _drawn(
 def _add_clock(axes: Axes, run: RecordedRun) -> None:
     """Add an axis of minutes since the run began, without the breaks between its processes."""
     timed = {line["step"]: line["wall_s"] / 60 for line in (*run.steps, *run.evaluations) if "wall_s" in line}
-    if not timed or max(timed.values()) <= 0:
+    if not timed or max(timed) == 0 or max(timed.values()) <= 0:
         return
     last = max(timed)
     # The axis ends a little after the last step; extrapolate the time there at the run's mean speed.

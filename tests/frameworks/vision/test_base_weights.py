@@ -232,6 +232,21 @@ def test_lite0_is_trained_and_exported(lite0: Path, tmp_path: Path) -> None:
         assert (run / "model.onnx").is_file()
 
 
+def test_a_head_of_several_resolutions_has_no_top(lite0: Path, tmp_path: Path) -> None:
+    """Its features are those before the convolution that ImageNet's classes had."""
+    folder = classified_shapes(tmp_path / "shapes", 4)
+    options = {**SMALL, "batch": 4, "epochs": 0, "val": "", "fit_head": True, "levels": 2}
+    run = train_model(folder, base=str(lite0), **options)
+    assert run is not None
+    network = load_model(run).network
+    assert network.state_dict()["head.weight"].shape[1] == 2 * (320 + 112)
+    wanted = read_base(lite0).tensors
+    compared = [name for name in wanted if name in network.state_dict() and not name.endswith("num_batches_tracked")]
+    compared = [name for name in compared if name.startswith("encoder.")]
+    assert len(compared) > 200
+    assert [name for name in compared if not torch.equal(network.state_dict()[name], wanted[name])] == []
+
+
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_lite0_is_the_encoder_of_other_kinds(lite0: Path, tmp_path: Path, kind: str) -> None:
     folder = located_shapes(tmp_path / "shapes", 12, masks=kind == "segment")

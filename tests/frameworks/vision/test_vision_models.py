@@ -69,6 +69,13 @@ def test_a_saved_model_gives_the_same_answers(tmp_path: Path) -> None:
         ({"std": [0, 1, 1]}, "numbers above 0"),
         ({"mean": [float("nan"), 0.5, 0.5]}, "mean="),
         ({"frames": 4}, "frames=4"),
+        ({"symmetries": 3}, "symmetries=3: want 1, 2, 4 or 8 for the kind classify"),
+        (
+            {"symmetries": 2, "kind": "act", "frames": 2},
+            "symmetries=2: want 1, 2, 4 or 8 for the kind classify, else 1",
+        ),
+        ({"symmetries": 2}, "trained with other classes, another preprocessing"),
+        ({"arguments": {"levels": 5}}, "levels=5: want a whole number from 1 to 4"),
         ({"threshold": 2}, "threshold=2.0: want 0 to 1"),
         ({"digests": {"weights": "abc"}}, "64 hexadecimal digits"),
         ({"colour": 1}, "'colour' is unknown"),
@@ -91,6 +98,56 @@ def test_a_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dic
         load_model(tmp_path)
     (tmp_path / DESCRIPTION).write_text(json.dumps(values | {"multiring_model": 1}), encoding="utf-8")
     assert load_model(tmp_path).description.classes == CLASSIFIER.classes  # other kinds are as they were
+
+
+def test_files_from_before_there_were_symmetries_load(tmp_path: Path) -> None:
+    """Their header has a digest of these values alone, which the version of that time wrote."""
+    assert CLASSIFIER.function_digest.startswith("b5bf0aa5a2a392b8")
+    save_model(tmp_path, VisionModel(CLASSIFIER), CLASSIFIER)
+    values = json.loads((tmp_path / DESCRIPTION).read_text(encoding="utf-8"))
+    del values["symmetries"]
+    for version in (1, 2):
+        (tmp_path / DESCRIPTION).write_text(json.dumps(values | {"multiring_model": version}), encoding="utf-8")
+        assert load_model(tmp_path).description.symmetries == 1
+
+
+def in_all_ways(picture: Any, count: int) -> list[Any]:
+    """Return a picture's symmetric pictures, (height, width, 3), as NumPy makes them."""
+    turned = [np.rot90(picture, turns) for turns in range(4 if count >= 4 else 1)]
+    return turned + ([each[:, ::-1] for each in turned] if count in {2, 8} else [])
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_an_answer_is_the_mean_over_symmetric_pictures(count: int) -> None:
+    plain = lively(CLASSIFIER)
+    with torch.no_grad():
+        plain.network.state_dict()["head.weight"].mul_(100)  # of a new network, it gives nearly equal answers
+    model = VisionModel(dataclasses.replace(CLASSIFIER, symmetries=count)).eval()
+    model.load_state_dict(plain.state_dict())
+    pixels = noise(2, 32, 32, 3)
+    with torch.no_grad():
+        found = model(torch.from_numpy(pixels))["probabilities"].numpy()
+        for row, picture in zip(found, pixels, strict=True):
+            views = np.ascontiguousarray(np.stack(in_all_ways(picture, count)))
+            each = plain(torch.from_numpy(views))["probabilities"].numpy()
+            assert np.ptp(each, axis=0).max() > 1e-3  # the symmetric pictures get other answers
+            np.testing.assert_allclose(row, each.mean(0), atol=1e-6)
+            again = model(torch.from_numpy(views))["probabilities"].numpy()  # all of them get the same answer
+            np.testing.assert_allclose(again, np.broadcast_to(row, again.shape), atol=1e-6)
+        # A training sees the pictures alone.
+        squares = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        torch.testing.assert_close(model.train().outputs(squares), plain.train().outputs(squares))
+
+
+@pytest.mark.parametrize("levels", [2, 4])
+def test_a_head_takes_means_and_maxima_of_several_resolutions(levels: int) -> None:
+    model = lively(dataclasses.replace(CLASSIFIER, arguments={"width": 8, "blocks": 1, "levels": levels}))
+    network: Any = model.network
+    inputs = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        maps = [each.numpy() for each in network.encoder(inputs)]
+        wanted = [kind(each, axis=(2, 3)) for each in maps[::-1][:levels] for kind in (np.mean, np.max)]
+        np.testing.assert_allclose(network.features(inputs).numpy(), np.concatenate(wanted, 1), atol=1e-5)
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
 from multiring.training.options import TrainingOptions
 from multiring.vision.models.architectures import ENCODERS, HEADS
+from multiring.vision.models.description import SYMMETRIES
+from multiring.vision.models.residual import OUTPUTS
 
 _BASE_RATE = 0.3  # of the learning rate of random weights, for pretrained ones
 _PLACES = ("detect", "segment")  # kinds that say where things are
@@ -26,6 +28,7 @@ class VisionOptions(TrainingOptions):
     base_digest: str = ""  # SHA-256 that the file of the option base must have; empty: any
     fixed: int = 0  # of a pretrained encoder's four resolutions, how many keep their weights, the highest ones first
     fixed_norms: bool = False  # the batch norms of a pretrained encoder keep their statistics
+    fit_head: bool = False  # before the first epoch, fit the last layer to the pretrained features; for classify
     architecture: str = "resnet"  # resnet, or efficientnet-lite0; by default, that of the option base
     width: int = 32  # channels of the first stage of resnet
     blocks: int = 2  # residual blocks of each of the four stages of resnet
@@ -33,6 +36,8 @@ class VisionOptions(TrainingOptions):
     fit: str = ""  # stretch or letterbox: how pictures become squares; empty: by the kind
     head: int = 64  # channels of the part of the network that is the kind's own; classify has none
     frames: int = 8  # frames of a clip that the network sees, for act
+    levels: int = 1  # for classify: how many of the lowest resolutions the last layer takes features of
+    symmetries: int = 1  # for classify: an answer is the mean over 2 (mirrored), 4 (turned) or 8 (both) pictures
     smoothing: float = 0.05  # the share of a label that is spread over all classes
     mirror: bool = True  # augment by mirroring left and right
     turns: bool = False  # augment by all turns of 90 degrees too: pictures have no upper end
@@ -51,9 +56,8 @@ class VisionOptions(TrainingOptions):
             require_number(name, getattr(self, name), 1)
         for name in ("smoothing", "crop", "colour"):
             require_number(name, getattr(self, name), below=1)
-        if self.base_digest and not self.base:
-            raise ArgumentError(f"base_digest={self.base_digest!r}, but no base: want the file by the option base")
-        for name in ("fixed", "fixed_norms"):
+        self._require_fit_for_classify()
+        for name in ("base_digest", "fixed", "fixed_norms", "fit_head"):
             if getattr(self, name) and not self.base:
                 raise ArgumentError(f"{name}={getattr(self, name)!r}, but no base: want the file by the option base")
         if self.val == self.train:
@@ -65,6 +69,19 @@ class VisionOptions(TrainingOptions):
         require_number("fixed", self.fixed)
         if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
             raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
+
+    def _require_fit_for_classify(self) -> None:
+        """Raise ArgumentError if an option that only classifiers have is wrong, or is given for another kind."""
+        for name, choices in (("symmetries", SYMMETRIES), ("levels", tuple(range(1, OUTPUTS + 1)))):
+            if getattr(self, name) not in choices:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: want {', '.join(map(str, choices))}")
+        given = {"symmetries": self.symmetries > 1, "levels": self.levels > 1, "fit_head": self.fit_head}
+        for name, is_given in given.items():
+            if is_given and self.kind != "classify":
+                raise ArgumentError(f"{name}={getattr(self, name)!r} for the kind {self.kind!r}: want classify")
+
+    def _fewest_epochs(self) -> int:
+        return 0 if self.fit_head else 1
 
 
 def _epochs_by_size(kind: str, samples: int, *, has_base: bool) -> int:

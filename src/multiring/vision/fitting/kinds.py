@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError
+from multiring.training.checkpoints import Checkpoints
+from multiring.training.devices import device_of
 from multiring.vision.fitting.augmentation import AugmentationPolicy
 from multiring.vision.fitting.classify_task import ClassifyTask
 from multiring.vision.fitting.detect_task import DetectTask
 from multiring.vision.fitting.fit_options import VisionOptions
+from multiring.vision.fitting.fitted_head import HeadSamples, fit_head
 from multiring.vision.fitting.fixed_parts import fix_norms, fix_resolutions
 from multiring.vision.fitting.samples import PictureSamples, SampleOptions
 from multiring.vision.fitting.segment_task import SegmentTask
@@ -39,6 +42,7 @@ def describe(options: VisionOptions, data: LabelledParts) -> ModelDescription:
         architecture=options.architecture,
         arguments={name: given[name] for name in (*ENCODERS[options.architecture], *HEADS[options.kind])},
         has_nothing=data.has_nothing and options.kind in {"classify", "act"},
+        symmetries=options.symmetries,
         digests={"labels": data.labels_digest, "split": data.split.digest}
         | ({"base": options.base_digest} if options.base else {}),
         base=Path(options.base).name,
@@ -67,6 +71,10 @@ def build_task(
         model = VisionModel(described)
         if base is not None:
             load_base(model.network, base)
+        if options.fit_head and (options.plain or not Checkpoints(Path(options.run), options.keep).is_there()):
+            place = (0, 1) if options.plain else (mt.rank(), mt.size())
+            decay = fit_head(model, head, device_of(options.device, plain=options.plain), place)
+            mt.print_once(f"fitted the last layer to the pretrained features, weight decay {decay:g}")
         if options.sync_norm and not options.plain:
             model.network = mt.convert_sync_batchnorm(model.network)
         encoder = cast("PictureEncoder", model.network.encoder)
@@ -91,6 +99,12 @@ def build_task(
     task.training = PictureSamples(data.folder, training, task.targets, drawn)
     if options.val:
         task.evaluations = {options.val: PictureSamples(data.folder, data.parts[options.val], task.targets, plain)}
+    head = HeadSamples(
+        training=PictureSamples(data.folder, training, task.targets, dataclasses.replace(plain, cache_bytes=0)),
+        val=next(iter(task.evaluations.values()), None),
+        symmetries=(4 if options.turns else 1) * (2 if options.mirror else 1),
+        smoothing=options.smoothing,
+    )
     what = "clips" if options.kind == "act" else "pictures"
     left = ", ".join(f"{count} {reason}" for reason, count in sorted(data.left_out.items()))
     task.about = (

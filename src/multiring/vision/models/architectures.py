@@ -18,7 +18,7 @@ LITE0 = "efficientnet-lite0"
 ENCODERS: Mapping[str, Mapping[str, int]] = {"resnet": {"width": 32, "blocks": 2}, LITE0: {}}
 # The additional arguments of each kind with their defaults.
 HEADS: Mapping[str, Mapping[str, int]] = {
-    "classify": {},
+    "classify": {"levels": 1},
     "detect": {"head": 64},
     "segment": {"head": 64},
     "act": {"head": 64},
@@ -44,8 +44,9 @@ def require_arguments(kind: str, architecture: str, arguments: Mapping[str, Any]
             names = ", ".join(sorted(defaults)) or "none"
             raise DataError(f"{architecture} has no argument {name!r}: want one of {names}")
         wanted = type(defaults[name])
-        if type(value) is not wanted or not 1 <= value <= _MOST:
-            raise DataError(f"{architecture}: {name}={value!r}: want a whole number from 1 to {_MOST}")
+        most = OUTPUTS if name == "levels" else _MOST
+        if type(value) is not wanted or not 1 <= value <= most:
+            raise DataError(f"{architecture}: {name}={value!r}: want a whole number from 1 to {most}")
     return {**defaults, **arguments}
 
 
@@ -59,12 +60,14 @@ def build_network(description: ModelDescription) -> nn.Module:
     encoder: PictureEncoder
     levels = ENCODER_OUTPUTS if description.kind == "act" else OUTPUTS
     if description.architecture == LITE0:
-        encoder = EfficientNetLite0(has_top=description.kind == "classify", outputs=levels)
+        # The top serves ImageNet's classes. Of another kind of picture, the features before it tell more.
+        has_top = description.kind == "classify" and given["levels"] == 1
+        encoder = EfficientNetLite0(has_top=has_top, outputs=levels)
     else:
         encoder = ResidualEncoder(given["width"], given["blocks"], levels)
     outputs = description.outputs
     if description.kind == "classify":
-        return PictureClassifier(encoder, outputs)
+        return PictureClassifier(encoder, outputs, given["levels"])
     if description.kind == "detect":
         return CentrePointDetector(encoder, outputs, given["head"])
     if description.kind == "segment":

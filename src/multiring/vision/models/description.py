@@ -16,9 +16,11 @@ from multiring.errors import DataError
 
 KINDS = ("classify", "detect", "segment", "act")
 FITS = ("stretch", "letterbox")
+SYMMETRIES = (1, 2, 4, 8)
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 DIGESTS = ("labels", "split", "weights", "base")
-_FORMAT = 2  # in format 1, a model of the kind "act" had an encoder stage that nothing used
+# In format 1, a model of the kind "act" had an encoder stage that nothing used. Formats 1 and 2 have no symmetries.
+_FORMAT = 3
 _FUNCTION = ("kind", "classes", "size", "fit", "frames", "mean", "std", "architecture", "arguments", "has_nothing")
 _KEY = "multiring_model"
 _MOST_SIDE, _MOST_FRAMES, _MOST_CLASSES = 4096, 1024, 255
@@ -40,6 +42,9 @@ class ModelDescription:
         architecture: the network's name.
         arguments: the network's arguments by name.
         has_nothing: the network has a last output for "nothing is in the picture". See `VisionModel`.
+        symmetries: how many symmetric pictures of a picture the network sees for an answer, which is the mean over
+            them. 1: the picture alone; 2: it and its mirror image; 4: its turns by 90 degrees; 8: the turns of both.
+            More than 1 is for the kind "classify" only.
         threshold: the lowest score of an answer.
         digests: SHA-256 as hexadecimal digits: of the "labels" and the "split" that it was trained on, of the file of
             "weights", and of the file of pretrained weights, "base", if there was one.
@@ -64,6 +69,7 @@ class ModelDescription:
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.25, 0.25, 0.25)
     has_nothing: bool = False
+    symmetries: int = 1
     threshold: float = 0.0
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     split: str = ""
@@ -94,6 +100,8 @@ class ModelDescription:
         _require("threshold", self.threshold, 0 <= self.threshold <= 1, "0 to 1")
         has_sense = not self.has_nothing or self.kind in {"classify", "act"}
         _require("has_nothing", self.has_nothing, has_sense, "true only for the kinds classify and act")
+        has_views = self.symmetries == 1 or (self.kind == "classify" and self.symmetries in SYMMETRIES)
+        _require("symmetries", self.symmetries, has_views, "1, 2, 4 or 8 for the kind classify, else 1")
         for name, digest in self.digests.items():
             is_digest = name in DIGESTS and re.fullmatch("[0-9a-f]{64}", digest) is not None
             _require(f"digest {name!r}", digest, is_digest, f"64 hexadecimal digits, of {', '.join(DIGESTS)}")
@@ -107,6 +115,8 @@ class ModelDescription:
     def function_digest(self) -> str:
         """SHA-256 of all values that decide what the weights compute; as hexadecimal digits."""
         told = {name: value for name, value in asdict(_plain(self)).items() if name in _FUNCTION}
+        if self.symmetries > 1:  # files of weights from before there were symmetries have a digest without them
+            told["symmetries"] = self.symmetries
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -133,7 +143,7 @@ class ModelDescription:
         version = told.pop(_KEY)
         if version == 1 and told.get("kind") == "act":
             raise DataError(f"{what} has the format 1: models of the kind 'act' were different then; train it again")
-        if version not in {1, _FORMAT}:
+        if version not in {1, 2, _FORMAT}:
             raise DataError(
                 f"{what} has the format {version!r}, not {_FORMAT}: a newer multiring wrote it; update multiring"
             )
@@ -210,7 +220,7 @@ def _require_type(name: str, value: Any) -> None:
         )
         numbers = list(value.values()) if is_right else []
     else:
-        kinds = {"size": int, "frames": int, "seed": int, "threshold": float, "has_nothing": bool}
+        kinds = {"size": int, "frames": int, "symmetries": int, "seed": int, "threshold": float, "has_nothing": bool}
         is_right, numbers = type(value) is kinds.get(name, str), [value]
     if not is_right or not all(math.isfinite(each) for each in numbers if type(each) is float):
         raise DataError(f"{name}={value!r}: the type or a number is wrong; see ModelDescription in docs/vision.md")

@@ -101,6 +101,22 @@ def resize_classes(classes: NDArray[np.uint8], size: int, fit: str, fill: int) -
     return found
 
 
+def symmetric_pictures(squares: Tensor, count: int) -> Tensor:
+    """Return the symmetric pictures of square pictures, (count * n, ..., side, side).
+
+    Args:
+        squares: (n, ..., side, side).
+        count: 1: the pictures themselves; 2: also mirrored, left and right; 4: all turns by 90 degrees; 8: all turns,
+            and all turns of the mirrored pictures. All n pictures of one symmetry come before those of the next.
+    """
+    found = [squares]
+    if count >= 4:
+        found += [torch.rot90(squares, turns, (-2, -1)) for turns in (1, 2, 3)]
+    if count in {2, 8}:
+        found += [each.flip(-1) for each in found]
+    return torch.cat(found)
+
+
 def normalise(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Return values of 0 to 255, (..., 3, height, width), with the mean 0 and the deviation 1 of a data set.
 

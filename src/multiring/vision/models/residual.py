@@ -101,16 +101,27 @@ class PictureClassifier(nn.Module):
     Args:
         encoder: returns features of pictures, the last ones of the lowest resolution; has `channels`.
         outputs: the number of logits.
+        levels: 1: the head takes the means of the lowest resolution's features over the picture; 2 to 4: the means and
+            the maxima of so many of the lowest resolutions.
     """
 
-    def __init__(self, encoder: PictureEncoder, outputs: int) -> None:
+    def __init__(self, encoder: PictureEncoder, outputs: int, levels: int = 1) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.channels[-1], outputs)
+        self.levels = levels
+        channels = encoder.channels[-levels:]
+        self.head = nn.Linear(sum(channels) * (1 if levels == 1 else 2), outputs)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the head takes, (n, features), for pictures (n, 3, h, w); first the last features' means."""
+        maps: list[Tensor] = self.encoder(x)[: -1 - self.levels : -1]
+        if self.levels == 1:
+            return maps[0].mean((2, 3))
+        return torch.cat([each for one in maps for each in (one.mean((2, 3)), one.amax((2, 3)))], 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, outputs) for pictures (n, 3, h, w)."""
-        logits: Tensor = self.head(self.encoder(x)[-1].mean((2, 3)))
+        logits: Tensor = self.head(self.features(x))
         return logits

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -13,7 +14,13 @@ from multiring.errors import DataError
 from multiring.vision.models.architectures import build_network
 from multiring.vision.models.description import WEIGHTS, ModelDescription, read_description, write_description
 from multiring.vision.models.detector import best_boxes
-from multiring.vision.models.preprocessing import axis_weights, normalise, resize_pictures, side_ratios
+from multiring.vision.models.preprocessing import (
+    axis_weights,
+    normalise,
+    resize_pictures,
+    side_ratios,
+    symmetric_pictures,
+)
 
 # In the header of our files of weights: the digest of what the description says on the model's function. It is the only
 # text there, because safetensors writes several in an order of chance, and then equal weights would be unequal files.
@@ -63,11 +70,20 @@ class VisionModel(nn.Module):
     def outputs(self, squares: Tensor) -> Tensor:
         """Return the network's outputs for squares of 0 to 255, in the type of its weights.
 
+        In evaluation mode, if the description has symmetries, they are the logarithms of the means of the symmetric
+        pictures' probabilities, so that their softmax is these means. Training sees the squares alone.
+
         Args:
             squares: (n, 3, size, size), or (n, frames, 3, size, size) for the kind "act".
         """
-        found: Tensor = self.network(normalise(squares.to(self.mean.dtype), self.mean, self.std))
-        return found
+        inputs = normalise(squares.to(self.mean.dtype), self.mean, self.std)
+        count = 1 if self.training else self.description.symmetries
+        if count == 1:
+            found: Tensor = self.network(inputs)
+            return found
+        logits = self.network(symmetric_pictures(inputs, count)).unflatten(0, (count, -1))
+        summed: Tensor = logits.log_softmax(2).logsumexp(0)
+        return summed - math.log(count)
 
     def answers(self, outputs: Tensor, sides: tuple[int, int]) -> dict[str, Tensor]:
         """Return the answers of `forward` from the network's outputs.

@@ -213,8 +213,9 @@ def heat_map(model: VisionModel, pixels: Any) -> Any:
         inputs = normalise(square, model.mean, model.std)
         if isinstance(network, PictureClassifier):
             features: Tensor = network.encoder(inputs)[-1]
-            best = network.head(features.mean((2, 3))).argmax(1)[0]
-            heat = (features[0] * network.head.weight[best][:, None, None]).sum(0)
+            best = model.outputs(square).argmax(1)[0]
+            weights = network.head.weight[best, : features.shape[1]]  # of the means of these features
+            heat = (features[0] * weights[:, None, None]).sum(0)
             heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp(min=1e-6)
         elif isinstance(network, CentrePointDetector):
             heat = network(inputs)[0, : len(described.classes)].sigmoid().amax(0)
