@@ -121,7 +121,7 @@ def _features(
         inputs = normalise(squares.to(model.mean.dtype), model.mean, model.std)
         with torch.no_grad():
             some = network.features(symmetric_pictures(inputs, views))
-        found[:, start : start + len(read)] = some.unflatten(0, (views, -1)).double().cpu()
+        found[:, start : start + len(read)] = some.reshape(views, -1, some.shape[1]).double().cpu()
         classes[start : start + len(read)] = torch.tensor([int(each["class"]) for each in read])
     if place[1] > 1:  # the others' rows are 0
         found = mt.allreduce(found, op=mt.Sum, name="features")

@@ -97,11 +97,13 @@ def build_task(
     )
     drawn = dataclasses.replace(plain, batch=options.batch, policy=policy, cache_bytes=cache)
     task.training = PictureSamples(data.folder, training, task.targets, drawn)
+    val = None
     if options.val:
-        task.evaluations = {options.val: PictureSamples(data.folder, data.parts[options.val], task.targets, plain)}
+        val = PictureSamples(data.folder, data.parts[options.val], task.targets, plain)
+        task.evaluations = {options.val: val}
     head = HeadSamples(
         training=PictureSamples(data.folder, training, task.targets, dataclasses.replace(plain, cache_bytes=0)),
-        val=next(iter(task.evaluations.values()), None),
+        val=val,
         symmetries=(4 if options.turns else 1) * (2 if options.mirror else 1),
         smoothing=options.smoothing,
     )
