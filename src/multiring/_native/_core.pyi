@@ -246,7 +246,9 @@ class SharedSlots:
         """The slots for small operations of a group on one host."""
 
     def recycle(self, context: Context) -> None:
-        """Give this rank's slots to the next group. No rank may use this group any more."""
+        """
+        Give this rank's slots to the next group. No rank may use this group any more.
+        """
 
     CAPACITY: Final[int] = ...
     """The largest payload in bytes."""
