@@ -16,6 +16,7 @@ from multiring.data.balance.watching import BalanceWatch
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.readers.source import Record
 from multiring.data.readers.storage import LocalStorage
+from multiring.data.stages import COPY, DECODE, REQUESTED
 from multiring.errors import DataError, StateError
 
 PAUSE_S = 2.0  # long beside what all batches take
@@ -60,13 +61,23 @@ def told(loader: Loader, epochs: int = 4, compute_s: float = 0.0) -> Balance:
     return watch.finish()
 
 
+def on_free_cores(data: Dataset, workers: int = 2, compute_s: float = 0.0) -> Balance:
+    """Return the balance of a training whose workers hardly waited for a core: else, the cores are what is slow."""
+    for _ in range(6):
+        loader = Loader(data, 4, workers=workers)
+        found = told(loader, compute_s=compute_s)
+        if loader.spent["queued"] < 0.02 * sum(loader.spent[each] for each in (*REQUESTED, DECODE, COPY)):
+            break
+    return found
+
+
 def test_short_trainings_are_bounded_by_what_is_slow(url: str) -> None:
-    disk = told(Loader(Dataset(OneByOne(url), transform=few), 4))
+    disk = on_free_cores(Dataset(OneByOne(url), transform=few))
     assert disk.bound == "disk", str(disk)
-    compute = told(Loader(Dataset(url, transform=few), 4), compute_s=5 * SLOW_S)
+    compute = on_free_cores(Dataset(url, transform=few), compute_s=5 * SLOW_S)
     assert compute.bound == "compute", str(compute)
     assert compute.shares["compute"] > 0.7
-    workers = told(Loader(Dataset(url, transform=slow), 4, workers=1))
+    workers = on_free_cores(Dataset(url, transform=slow), workers=1)
     assert workers.bound == "workers", str(workers)
     assert workers.shares["decode"] > 0.7
     with_processes = Loader(Dataset(url, transform=slow), 4, workers=Workers(1, processes=True))

@@ -53,7 +53,8 @@ FLOORS = {"base": (88.4, 90.0), "plain": (85.0, 87.0)}
 # Cells have no upper end, and a cut could remove the defect.
 OPTIONS = ["--kind", "classify", "--turns", "--crop", "0.1"]
 PLAIN_OPTIONS = ["--size", "160"]
-# Chosen on the parts "train" and "val" of the first split; see results/vision_202611.md.
+# `--levels` was chosen on the parts "train" and "val" of the first split, with one view of each cell; the size and the
+# symmetries were not compared. See results/vision_202611.md.
 BASE_OPTIONS = ["--size", "288", "--fit-head", "--epochs", "0", "--levels", "2", "--symmetries", "8"]
 PROBE_SIZE = 224
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % of Student's distribution, by the number of values

@@ -187,7 +187,7 @@ def test_a_training_begins_with_the_weights_of_another_kind_of_run(tmp_path: Pat
     run = train_model(folder, base=str(base), rate=1e-12, weight_decay=0.0, **SMALL)
     assert run is not None
     found, wanted = load_model(run), load_model(first)
-    assert found.description.arguments == {"width": 8, "blocks": 1}
+    assert found.description.arguments == {"width": 8, "blocks": 1, "levels": 1}
     assert found.description.base == "model.safetensors"
     assert found.description.digests["base"] == wanted.description.digests["weights"]
     for name, values in wanted.network.state_dict().items():
