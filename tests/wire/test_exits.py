@@ -76,6 +76,30 @@ def test_a_fault_of_the_program_still_aborts() -> None:
     assert _run(OWN_FAULT).returncode == -signal.SIGABRT
 
 
+SIGNALLED_LATE = """
+import os, signal, sys
+import multiring
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGUSR1, signal.SIGTERM)):
+        for number in numbers:  # the interpreter no longer calls handlers
+            kill(pid, number)
+
+if sys.argv[1] == "handled":
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+late = Late()
+multiring.init()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("handled", 0), ("default", -signal.SIGUSR1)])
+def test_a_handled_signal_does_not_kill_a_program_that_has_ended(way: str, code: int) -> None:
+    done = _run(SIGNALLED_LATE, way)
+    assert (done.returncode, done.stdout) == (code, "done\n"), done.stderr
+
+
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=False

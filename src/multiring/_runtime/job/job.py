@@ -20,6 +20,7 @@ from multiring._runtime.failures.formation_place import FormationPlace
 from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.posting import ranks_in_words
+from multiring._runtime.job.ending import ignore_handled_signals
 from multiring._runtime.job.forming import alone, intake_of, is_newcomer, join_formation
 from multiring._runtime.job.joining import join_job
 from multiring._runtime.job.membership import Membership
@@ -478,6 +479,10 @@ def _joined(settings: Settings) -> World:
 def _leave_at_exit() -> None:
     worlds = [world for world in (*_current.others, _current.world) if world is not None and world.pid == os.getpid()]
     _current.world, _current.others = None, []
-    for world in worlds:
-        # After an uncaught exception, this rank does not announce its departure: the others must detect that it died.
-        world.end(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
+    try:
+        for world in worlds:
+            # After an uncaught exception, this rank does not announce its departure: the others must detect that it
+            # died.
+            world.end(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
+    finally:
+        ignore_handled_signals()
