@@ -13,6 +13,7 @@ from tests.support.cuda_torch_ranks import HAS_ALL
 
 PROGRAM = """
 import os, signal, sys, time
+from pathlib import Path
 import torch
 import multiring.torch as mt
 
@@ -36,10 +37,14 @@ for _ in range(3):
     model(torch.ones(4, 30, device=device)).sum().backward()
     optimizer.step()
 optimizer.zero_grad()
-torch.cuda._sleep(400 * 20000)  # 20 ms: what follows is under way when the program ends
+torch.cuda._sleep(2000 * 20000)  # 100 ms: what follows is under way when the program ends
 kept = [mt.allreduce_async(each) for each in (small, large) * 4]
 model(torch.ones(4, 30, device=device)).sum().backward()
 print("ending", flush=True)
+# A rank that ends in another way than by success fails what the other one is still doing, so both get here first.
+Path(sys.argv[2], os.environ["MULTIRING_RANK"]).touch()
+while not Path(sys.argv[2], str(1 - mt.rank())).exists() and time.monotonic() < until + 60:
+    time.sleep(0.001)
 if way == "sys.exit":
     sys.exit(3)
 if way == "exception":
@@ -67,7 +72,7 @@ def test_a_process_ends_as_its_program_does(path: str, way: str, tmp_path: Path)
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.standin", str(program), way],
+            [sys.executable, "-m", "tests.standin", str(program), way, str(tmp_path)],
             env={**os.environ, **place, "MULTIRING_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
