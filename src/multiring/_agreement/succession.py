@@ -181,9 +181,7 @@ class Succession:
             leader = self._leader()
             if leader != self.member:
                 self._waited += 1
-                if self._waited > 3 * PATIENCE * (
-                    1 + _place(self.members, self.member, self._cut | self._ended.keys())
-                ):
+                if self._waited > 3 * PATIENCE * (1 + self._place()):
                     self._open(outcome)
                 # One that leads is silent while it waits for others; one that has said nothing at all does not lead.
                 elif self._quiet >= (3 * PATIENCE if leader in self._heard else PATIENCE):
@@ -256,7 +254,7 @@ class Succession:
     def _give_way(self, least: int) -> None:
         """Give the ballot up, and leave other ballots a time that differs from member to member."""
         self._lead, self._quiet = None, 0
-        self._pause = least + min(_place(self.members, self.member, self._cut | self._ended.keys()), 2 * PATIENCE)
+        self._pause = least + min(self._place(), 2 * PATIENCE)
 
     def _hope(self) -> None:
         """Lead again at once: after this news, a ballot may succeed."""
@@ -286,8 +284,7 @@ class Succession:
 
     def _open(self, outcome: VoteOutcome) -> _Lead:
         """Begin a ballot that is later than all that are known, those of ended members among them."""
-        known = _latest_ballot([self._vote, *filter(None, self._ended.values())], self.generation)
-        self._latest = max(self._latest, known) + 1
+        self._latest = max(self._latest, _latest_ballot(self._vote, self._ended.values(), self.generation)) + 1
         self._quiet = self._waited = 0
         lead = self._lead = _Lead(Ballot(self._latest, self.member))
         self._keep(outcome, self._vote.promise(lead.ballot))
@@ -354,6 +351,10 @@ class Succession:
         doubted = self._doubted()
         return next((each for each in self.members if each == self.member or each not in doubted), self.member)
 
+    def _place(self) -> int:
+        """Return how many members would lead before this one."""
+        return len(set(self.members[: self.members.index(self.member)]) - self._cut - self._ended.keys())
+
     def _is_enough(self, ballot: Ballot, said: Collection[int]) -> bool:
         ended = removable(self._ended, self.generation, ballot)
         return are_enough(self.members, said, ended, has_referee=self.has_referee, referee=REFEREE in said)
@@ -399,13 +400,9 @@ class Succession:
         outcome.sends.append((to, encode(decided)))
 
 
-def _place(members: Sequence[int], member: int, lost: Collection[int]) -> int:
-    """Return how many members would lead before a member."""
-    return sum(each not in lost for each in members[: members.index(member)])
-
-
-def _latest_ballot(votes: Iterable[Vote], generation: int) -> int:
-    """Return the largest number of a ballot that was promised in a generation."""
+def _latest_ballot(own: Vote, ended: Iterable[Vote | None], generation: int) -> int:
+    """Return the largest number of a ballot that was promised in a generation, by this member or by ended ones."""
+    votes = [own, *filter(None, ended)]
     return max(vote.promised.number for vote in votes if vote.generation == generation)
 
 

@@ -2,8 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from multiring._cli.simulation import Subject
 from multiring._simulator.failures import Failures, elastic_goodput, restarted_goodput
@@ -98,11 +96,6 @@ def _goodput(failures: Failures, step: SimulatedStep, subject: Subject, cluster:
         "restarted_goodput": restarted_goodput(failures, step.hosts),
         "elastic_goodput": elastic_goodput(failures, step.hosts, rate_of),
     }
-
-
-def described_failures(failures: Failures) -> dict[str, Any]:
-    """Return the assumptions for JSON."""
-    return asdict(failures)
 
 
 def failures_remark(failures: Failures) -> str:

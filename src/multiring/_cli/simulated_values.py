@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multiring._cli.failing_hosts import described_failures
 from multiring._cli.simulation import Subject
 from multiring._simulator.changes import Change, changes_of
 from multiring._simulator.failures import Failures
@@ -52,7 +51,7 @@ def described(prediction: ClusterPrediction) -> dict[str, Any]:
         "sources_of_topology": {} if known is None else dict(known.sources),
         "usd_per_host_hour": None if known is None else known.usd_per_host_hour,
         "priced": None if known is None else known.priced or None,
-        "failures": None if prediction.failures is None else described_failures(prediction.failures),
+        "failures": None if prediction.failures is None else asdict(prediction.failures),
         "steps": [
             {
                 **described_step(step, subject.interval(step)),

@@ -34,9 +34,8 @@ class SimulatedStep:
     """A step of all ranks together. Times are in seconds.
 
     `communication_s` is the sum of all all-reduces of gradients; `seconds.exchange` is the part of it that backward
-    does not hide. `buckets` has each of these all-reduces. `efficiency` is the rate of a rank divided by that of one
-    rank alone. `forward_s` is the part of the compute before backward starts, and `links` says for how long the step's
-    gradients occupy a rank's links.
+    does not hide. `buckets` has each of these all-reduces. `forward_s` is the part of the compute before backward
+    starts, and `links` says for how long the step's gradients occupy a rank's links.
     """
 
     ranks: int
@@ -44,15 +43,19 @@ class SimulatedStep:
     batch: int
     seconds: Seconds
     communication_s: float
-    efficiency: float
     buckets: Sequence[BucketTime] = ()
     forward_s: float
     links: LinkSeconds
 
     @property
     def alone_s(self) -> float:
-        """The seconds of the step of one rank alone, which has no exchange."""
+        """The seconds of the step of one rank alone: all but the exchange, in the same time."""
         return self.seconds.total - self.seconds.exchange
+
+    @property
+    def efficiency(self) -> float:
+        """The rate of a rank divided by that of one rank alone."""
+        return self.alone_s / self.seconds.total
 
     @property
     def samples_per_s(self) -> float:
@@ -113,8 +116,6 @@ def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
         batch=profile.batch,
         seconds=seconds,
         communication_s=sum(each.end_s - each.start_s for each in buckets),
-        # One rank alone does all but the exchange in the same time.
-        efficiency=(seconds.total - seconds.exchange) / seconds.total,
         buckets=tuple(buckets),
         forward_s=profile.compute_of(profile.batch / ranks).forward_s,
         links=link_seconds(mix, profile, topology),

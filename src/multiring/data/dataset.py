@@ -162,7 +162,8 @@ class Dataset:
             DataError: the sample is damaged, or the transform raised an exception.
             IndexError: no sample has this number.
         """
-        return self._maker.sample(number, epoch, draw, self.source.record(number))
+        (finish,) = self._maker.begin([number], epoch, [draw], self.source.record, {})
+        return finish()
 
     def begin_samples(
         self, numbers: Sequence[int], epoch: int, draws: Sequence[int], rows: Mapping[str, Any]

@@ -57,14 +57,6 @@ class SampleMaker:
         """Return whether samples are made faster by `begin`."""
         return self._crop is not None
 
-    def sample(self, number: int, epoch: int, draw: int, record: Record) -> Record:
-        """Return a sample.
-
-        Raises:
-            DataError: the sample is damaged, or the transform raised an exception.
-        """
-        return self._finish_after(self._begun(number, epoch, draw, record))
-
     def begin(
         self,
         numbers: Sequence[int],
@@ -111,13 +103,6 @@ class SampleMaker:
             for name, value in record.items()
             if isinstance(value, Image) and name != but
         }
-
-    @staticmethod
-    def _finish_after(begun: tuple[RegionDecoding | None, Finish]) -> Record:
-        decoding, finish = begun
-        if decoding is not None:
-            decode_together([decoding], [None])
-        return finish()
 
     def _begun(self, number: int, epoch: int, draw: int, record: Record) -> tuple[RegionDecoding | None, Finish]:
         """Return the crop to decode, if there is one, and the function that returns the sample when it is decoded."""

@@ -52,14 +52,8 @@ class Trial:
             TrialStoppedError: the trial is over.
         """
         self._desk.require_running(self._serial)
-        found = number_in(value)
-        if found is None:
-            raise ArgumentError(f"report(value={value!r}): want a number")
-        try:
-            step = operator.index(step)
-        except TypeError:
-            raise ArgumentError(f"report(step={step!r}): want a whole number, 0 or more") from None
-        if step < 0 or step in self._steps:
+        found, step = checked_report(value, step)
+        if step in self._steps:
             raise ArgumentError(f"report(step={step}): want a step >= 0 that was not reported before")
         self._steps.add(step)
         self._step = step
@@ -87,6 +81,24 @@ class Trial:
                 f"after step {answer.step}; call report and should_prune at the same places on every rank"
             )
         return answer.prunes
+
+
+def checked_report(value: Any, step: Any) -> tuple[float, int]:
+    """Return the value and the step of a report.
+
+    Raises:
+        ArgumentError: the value is no number, or the step no whole number from 0 on.
+    """
+    found = number_in(value)
+    if found is None:
+        raise ArgumentError(f"report(value={value!r}): want a number")
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"report(step={step!r}): want a whole number, 0 or more")
+    return found, number
 
 
 def number_in(value: Any) -> float | None:

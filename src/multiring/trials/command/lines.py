@@ -1,13 +1,11 @@
 """The lines by which a script reports: that of `multiring.trials.report`, and those of the script itself."""
 
 import math
-import operator
 import re
 import sys
 from typing import Any, NamedTuple
 
-from multiring.errors import ArgumentError
-from multiring.trials.trial import number_in
+from multiring.trials.trial import checked_report
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:inf(?:inity)?|nan))"
 _OWN = re.compile(rf"multiring trial: step (\d+): ({_NUMBER})$")
@@ -34,15 +32,7 @@ def report(value: Any, step: int) -> None:
     Raises:
         ArgumentError: the value is no number, or the step is wrong.
     """
-    found = number_in(value)
-    if found is None:
-        raise ArgumentError(f"report(value={value!r}): want a number")
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ArgumentError(f"report(step={step!r}): want a whole number, 0 or more")
+    found, number = checked_report(value, step)
     # In one write, so that lines of other threads do not come in between.
     sys.stdout.write(own_line(number, found) + "\n")
     sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 The layer is a logistic regression: convex, so that its optimum depends on the data alone, not on rates or epochs. Each
 training picture counts with all of its mirror images and turns that the augmentation may draw. The encoder sees each of
-them once, which takes a third of one epoch's time for one of them.
+these pictures once. For one of them, that takes a third of its time in an epoch.
 """
 
 import math
