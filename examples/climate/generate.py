@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from examples.generated import claim
 from numpy.typing import NDArray
@@ -248,6 +247,8 @@ def draw(split: str, number: int, height: int, width: int) -> tuple[NDArray[np.f
 
 
 def _write(folder: Path, height: int, width: int, item: tuple[str, int]) -> tuple[Field, Field]:
+    import h5py  # noqa: PLC0415 -- fields can be drawn without it
+
     split, number = item
     data, labels = draw(split, number, height, width)
     with h5py.File(folder / split / f"data-{number:06d}.h5", "w") as file:
@@ -262,6 +263,8 @@ def generate(folder: Path, counts: dict[str, int], height: int, width: int, *, p
     Raises:
         ArgumentError: the folder has files that were not generated.
     """
+    import h5py  # noqa: PLC0415 -- fields can be drawn without it
+
     claim(folder, counts=counts, height=height, width=width)
     for split in counts:
         (folder / split).mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,21 @@ peak_of_small_products = lambda: mt.measured_peak(sizes=(32, 64), channels=8, se
         # The default sizes take a minute of two busy cores.
         instead=("samples=len(inputs))", "samples=len(inputs), measure=peak_of_small_products)"),
     ),
+    ("convergence.md", "narrow, model = Net(width=64), Net(width=256)"): Snippet(
+        before="""
+import torch
+from torch import nn
+
+import multiring.torch as mt
+
+class Net(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Linear(9, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+
+best_rate_of_width_64 = 8e-3
+""",
+        after="assert sorted(group['lr'] for group in optimizer.param_groups) == [2e-3, 8e-3, 8e-3]",
+    ),
     ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
     ("adapters.md", "class Trainer:"): Snippet(
         after="""

@@ -1,4 +1,4 @@
-"""Large-batch training: noise scale, critical batch and learning-rate schedules."""
+"""Large-batch training: noise scale, critical batch, learning-rate schedules, and rates for other widths."""
 
 from multiring._former_names import keep_to_public_names
 from multiring.convergence.critical_batch import Advice, Law, fit_critical_batch_size, recommend_batch_size
@@ -13,6 +13,7 @@ from multiring.convergence.rate_schedules import (
     Warmup,
     scaled_rate,
 )
+from multiring.convergence.width_rules import WidthRule, WidthRules, width_rules
 
 __all__ = [
     "Advice",
@@ -25,9 +26,12 @@ __all__ = [
     "Polynomial",
     "Steps",
     "Warmup",
+    "WidthRule",
+    "WidthRules",
     "fit_critical_batch_size",
     "recommend_batch_size",
     "scaled_rate",
+    "width_rules",
 ]
 
 keep_to_public_names(__name__)

@@ -86,6 +86,7 @@ from multiring.torch.optim.lars import LARS
 from multiring.torch.optim.muon import Muon, NewtonSchulz
 from multiring.torch.optim.parameter_groups import parameter_groups
 from multiring.torch.optim.shampoo import Eigendecomposition, Shampoo
+from multiring.torch.optim.widths import carry_to_width
 from multiring.torch.parallelizing.parallelize import parallelize
 from multiring.torch.path_agreement import device_path
 from multiring.torch.reporting import timeline as timeline
@@ -144,6 +145,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "carry_to_width",
     "clip_gradients",
     "convert_sync_batchnorm",
     "cross_rank",
