@@ -9,10 +9,11 @@ from tests.support.schedules import frame_on
 
 from multiring._collectives import TABLE, build
 from multiring._schedule import Collective, Schedule, Way
+from multiring._schedule.price import representative
 from multiring._simulator import seconds_of_all, seconds_of_ranks
 from multiring._simulator.events import programs_of
 from multiring._simulator.lockstep import seconds_in_lockstep
-from multiring._simulator.rotation import is_rotated, rotated_programs
+from multiring._simulator.rotation import is_rotated, peers_of
 from multiring._topology import Link
 
 Random = np.random.Generator
@@ -73,19 +74,44 @@ def test_a_thousand_random_schedules_take_what_the_events_say(seed: int) -> None
     assert min(kinds[kind] for kind in ("rotated", "each", "lockstep", "events")) >= 10, kinds
 
 
+@pytest.mark.parametrize("segments", [1, 2, 20])
+def test_equal_hosts_whose_ranks_queue_take_what_the_events_say(segments: int) -> None:
+    # Equal ranks do everything at equal times, so the order of equal times decides who waits.
+    random = np.random.default_rng(segments)
+    kinds: Counter[bool] = Counter()
+    for _ in range(30):
+        schedule = _schedule(random)
+        link = Link(latency_s=2e-6, overhead_s=1e-6, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=1e10)
+        size = int(random.integers(1, 5))
+        hosts = -(-schedule.ranks // size)
+        axes = len(schedule.grid) + bool(schedule.frame.joined)
+        ways = []
+        for rank in range(schedule.ranks):
+            host = rank // size
+            between = Way(link=link, port=1, leaves=(host,), enters=(hosts + host,))
+            ways.append((Way(link=link, port=0), *[between] * axes)[:axes])
+        size_bytes = float(random.choice([1e3, 1e6]))
+        rates = [float(random.choice([5e8, 1e9, 3e9]))] * (2 * hosts)
+        found = seconds_of_ranks(schedule, size_bytes, ways, segments, rates)
+        assert found == pytest.approx(seconds_of_all(schedule, size_bytes, ways, segments, rates), rel=1e-9)
+        kinds[is_rotated(schedule)] += 1
+    assert kinds[True] >= 10, kinds
+
+
 @pytest.mark.parametrize("grid", [(1,), (3,), (2, 3), (3, 1, 4)], ids=str)
 @pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
-def test_rotated_programs_are_the_programs_of_all_ranks(
+def test_the_rotated_steps_of_one_rank_are_those_of_all_ranks(
     collective: Collective, algorithm: str, grid: tuple[int, ...]
 ) -> None:
     schedule = build(algorithm, frame_on(collective, grid))
     if collective is Collective.BROADCAST:
         assert not is_rotated(schedule)
         return
-    for rotated, own in zip(rotated_programs(schedule), programs_of(schedule), strict=True):
+    for rank, own in enumerate(programs_of(schedule)):
         # Queues have other names; a step takes as many messages from the same axis.
-        for step, other in zip(rotated, own, strict=True):
-            assert [message[:2] for message in step.sends] == [message[:2] for message in other.sends]
+        for step, other in zip(representative(schedule), own, strict=True):
+            sent = [(axis, peers_of(schedule, axis, queue)[rank]) for axis, _, queue, _ in step.sends]
+            assert sent == [message[:2] for message in other.sends]
             assert len(step.takes) == len(other.takes)
             assert (step.chunks, step.axis, step.carried) == (other.chunks, other.axis, other.carried)
 

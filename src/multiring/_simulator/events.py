@@ -14,7 +14,8 @@ from multiring._schedule.expand import expand
 from multiring._schedule.price import steps_of
 from multiring._schedule.timing import TimedStep, last_end
 from multiring._simulator.lockstep import distinct_ways, seconds_in_lockstep
-from multiring._simulator.rotation import is_rotated, rotated_programs
+from multiring._simulator.queued import seconds_in_queues
+from multiring._simulator.rotation import is_rotated
 from multiring.errors import ScheduleError
 
 _LEAVES, _ENTERS = attrgetter("leaves"), attrgetter("enters")
@@ -35,8 +36,7 @@ def seconds_of_ranks(
             return found
     if not is_rotated(schedule):
         return seconds_of_all(schedule, size_bytes, ways, segments, shared_bytes_per_s)
-    chunk_bytes = size_bytes / schedule.frame.blocks / segments
-    return last_end(rotated_programs(schedule), ways, chunk_bytes, segments, shared_bytes_per_s)
+    return seconds_in_queues(schedule, size_bytes, ways, segments, shared_bytes_per_s)
 
 
 def seconds_of_all(

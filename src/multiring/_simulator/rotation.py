@@ -1,4 +1,4 @@
-"""The steps of all ranks of a grid, from those of one rank.
+"""The messages of all ranks of a grid, from those of one rank.
 
 On a grid without a root, all ranks take the same steps up to a rotation of each axis, as `price` assumes.
 """
@@ -6,8 +6,6 @@ On a grid without a root, all ranks take the same steps up to a rotation of each
 import numpy as np
 
 from multiring._schedule import Collective, Schedule
-from multiring._schedule.price import representative
-from multiring._schedule.timing import StepMessage, TimedStep
 
 _WHOLE = frozenset({Collective.ALL_REDUCE, Collective.ALL_TO_ALL})
 
@@ -28,30 +26,11 @@ def offset_of(schedule: Schedule, axis: int, queue: int) -> int:
     return queue - axis * max(schedule.grid)
 
 
-def rotated_programs(schedule: Schedule) -> list[tuple[TimedStep, ...]]:
-    """Return the timed steps of every rank of a schedule that `is_rotated`; queues are those of `representative`."""
-    steps, grid = representative(schedule), schedule.grid
-    routes = {(message.axis, message.queue) for step in steps for message in step.sends}
-    at = np.asarray(schedule.order).reshape(grid[::-1])
-    place = np.argsort(np.asarray(schedule.order))
+def peers_of(schedule: Schedule, axis: int, queue: int) -> list[int]:
+    """Return the rank to which each rank sends its messages along `axis` that go to `queue` of their receivers."""
     # Positions count the first axis fastest; a numpy array counts its last axis fastest.
-    peers = {
-        (axis, queue): np.roll(at, -offset_of(schedule, axis, queue), axis=len(grid) - 1 - axis).ravel()[place].tolist()
-        for axis, queue in routes
-    }
-    programs = []
-    for rank in range(schedule.ranks):
-        own = [
-            step._replace(
-                sends=tuple(
-                    StepMessage(axis, to, queue, to)
-                    for axis, _, queue, _ in step.sends
-                    for to in (peers[axis, queue][rank],)
-                )
-            )
-            if step.sends
-            else step
-            for step in steps
-        ]
-        programs.append(tuple(own))
-    return programs
+    grid = schedule.grid
+    at = np.asarray(schedule.order).reshape(grid[::-1])
+    moved = np.roll(at, -offset_of(schedule, axis, queue), axis=len(grid) - 1 - axis).ravel()
+    peers: list[int] = moved[np.argsort(np.asarray(schedule.order))].tolist()
+    return peers
