@@ -49,6 +49,12 @@ PROFILE = ScriptProfile(
 
 def test_a_file_gives_the_profile_back() -> None:
     assert script_profile_of(PROFILE.as_text()) == PROFILE
+    beside = replace(PROFILE, copies=4)
+    assert script_profile_of(beside.as_text()) == beside
+    # Profiles of earlier versions do not say it: they were measured on a rank alone.
+    earlier = PROFILE.as_text().replace(',\n "copies": 1', "")
+    assert "copies" not in earlier
+    assert script_profile_of(earlier) == PROFILE
 
 
 def test_the_step_is_priced_as_parallelize_prices_it() -> None:
@@ -136,13 +142,14 @@ def test_the_command_predicts_from_a_profile(tmp_path: Path, capsys: pytest.Capt
         ('"backward": 0.05', '"backward": 0', "line 18, field seconds.backward: 0: want a number above 0"),
         ('"threads": 2', '"threads": 2, "speed": 1', "field speed: unknown: want script, form, model"),
         ('"model": "Net",', "", "the file lacks model"),
-        ('"bytes": 6291456', '"bytes": "6 MiB"', 'line 25, field gradients[1].bytes: "6 MiB": want a whole number'),
+        ('"copies": 1', '"copies": 0', "line 23, field copies: 0: want a whole number, 1 or more"),
+        ('"bytes": 6291456', '"bytes": "6 MiB"', 'line 26, field gradients[1].bytes: "6 MiB": want a whole number'),
         (
             '"ready_s": 0.045',
             '"ready_s": 0.03',
-            "line 26, field gradients[2].ready_s: 0.03 is before the gradient above",
+            "line 27, field gradients[2].ready_s: 0.03 is before the gradient above",
         ),
-        ('"ready_s": 0.045', '"ready_s": NaN', "line 26: NaN: want a finite number"),
+        ('"ready_s": 0.045', '"ready_s": NaN', "line 27: NaN: want a finite number"),
         ('"samples": 32', '"samples": 32, "samples": 64', "line 7: the field 'samples' is there twice"),
         ('"multiring_profile": 1', '"multiring_profile": 9', "line 2, field multiring_profile: want 1"),
         ('"multiring_profile": 1', '"profile": 1', 'not a profile: no field "multiring_profile"'),

@@ -5,7 +5,8 @@
 Each lab is built twice. In each, `multiring probe` measures the links, and all plans of three sizes are timed. A plan's
 time in one building is predicted with the constants that were probed in the other one, so no prediction knows the
 building that grades it. Repeatability is the relative difference of a plan's two times. Each building is a line of the
-file, and is left out if it is there; the summary is that of all lines with this seed.
+file, and is left out if it is there; the summary is that of all lines with this seed. Sums whose bytes per link are
+between 1/4 and 8 token buckets of the lab are listed and do not count: how full the buckets are decides their times.
 """
 
 import argparse
@@ -22,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import fr
 
 from benchmarks.evidence.jobs.job import ROOT, LabJob
 from benchmarks.evidence.planner.main import JOB_S, RANK
+
+from multiring.lab import parse_rate
+from multiring.lab.network import burst_bytes
 
 KIB, MIB = 2**10, 2**20
 MOST_RANKS = 8
@@ -68,6 +72,18 @@ def plans_of(word: dict[str, Any]) -> dict[str, tuple[float, float]]:
     }
 
 
+def is_excluded(lab: str, size_bytes: int) -> bool:
+    """Return whether a sum's bytes per link are between 1/4 and 8 token buckets, on some kind of link of the lab.
+
+    The bytes are those that a host must send in any plan: 2 (hosts - 1) / hosts of the sum.
+    """
+    options = dict(zip(*[iter(lab.split())] * 2, strict=True))
+    hosts = int(options["--hosts"])
+    rates = [parse_rate(options[name]) for name in ("--link", "--rail", "--uplink") if name in options]
+    sent_bytes = 2 * (hosts - 1) / hosts * size_bytes
+    return any(burst_bytes(rate) / 4 < sent_bytes < 8 * burst_bytes(rate) for rate in rates)
+
+
 def pairs_of(records: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, tuple[float, float]], Any]]:
     """Yield (size, plans in the one building, plans in the other) in both directions."""
     by_lab: dict[str, list[dict[str, Any]]] = {}
@@ -75,6 +91,8 @@ def pairs_of(records: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str,
         by_lab.setdefault(each["lab"], []).append(each)
     for one, other in (each for each in by_lab.values() if len(each) == 2):
         for first, second in zip(one["words"], other["words"], strict=True):
+            if is_excluded(one["lab"], first["size"]):
+                continue
             yield first["size"], plans_of(first), plans_of(second)
             yield first["size"], plans_of(second), plans_of(first)
 
@@ -98,10 +116,14 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
         return "no lab was built twice yet"
     errors.sort()
     tau = (right - wrong) / max(1, right + wrong)
+    sums = {(each["lab"], word["size"]) for each in records for word in each["words"]}
+    excluded = sorted(each for each in sums if is_excluded(*each))
+    listed = "".join(f"\n  {lab}: {size} bytes" for lab, size in excluded)
     return (
         f"{len(errors)} predictions: median error {median(errors):.1%}, 95th percentile "
         f"{errors[int(0.95 * (len(errors) - 1))]:.1%}; repeatability {median(differences):.1%}; "
-        f"Kendall's tau {tau:.2f} of {right + wrong} pairs of plans"
+        f"Kendall's tau {tau:.2f} of {right + wrong} pairs of plans\n"
+        f"{len(excluded)} of {len(sums)} sums excluded:{listed}"
     )
 
 

@@ -5,6 +5,7 @@ sleeps for the times of the profile instead, so that hosts that share cores do n
 """
 
 import argparse
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def main() -> None:
             done += 1
             if done == arguments.steps:
                 break
+    print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from multiring._cli.output import show
 from multiring._launch import JobOptions, run_local
-from multiring._launch.cores import Core, cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
+from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.profiled import PROFILE, REFUSAL, profiled_command
+from multiring._launch.script_copies import running_copies
 from multiring._replacing import replace_file, require_replaceable
 from multiring._settings import inherited_environment
 from multiring._simulator.script_profile import ScriptProfile, script_profile_of
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="give the script the cores and threads of one of N ranks of a host (default 1: all cores)",
+        help="give the script the cores and threads of one of N ranks of a host, beside N - 1 copies (default 1: all "
+        "cores)",
     )
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT...", help="a Python script, or -m MODULE")
 
@@ -61,9 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
     cores = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(cores, arguments.ranks_per_host, cpu_limit())
     variables = thread_variables(inherited_environment(), threads)
-    with _on_share(cores, arguments.ranks_per_host), tempfile.TemporaryDirectory(prefix=_FOLDER) as name:
-        folder = Path(name)
-        command = profiled_command(python, folder, steps=arguments.steps, goes_on=arguments.to_end, words=words)
+    own_share, *shares = share_cpus(cores, arguments.ranks_per_host)
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER)))
+        beside = [folder / f"copy-{number}" for number in range(1, arguments.ranks_per_host)]
+        for each in beside:
+            each.mkdir()
+        # A copy goes on until it is ended, or until the script's own end.
+        copies = [profiled_command(python, each, steps=sys.maxsize, goes_on=True, words=words) for each in beside]
+        ends.enter_context(running_copies(copies, shares, {**inherited_environment(), **variables}))
+        ends.enter_context(_on_cpus(own_share))
+        command = profiled_command(
+            python, folder, steps=arguments.steps, goes_on=arguments.to_end, words=words, beside=beside
+        )
         code = run_local(command, 1, JobOptions(variables=variables))
         if (folder / REFUSAL).exists():
             raise UnsupportedError(f"{' '.join(words)}: {(folder / REFUSAL).read_text(encoding='utf-8')}")
@@ -75,15 +87,21 @@ def run(arguments: argparse.Namespace) -> int:
     profile = script_profile_of(data.decode())
     replace_file(arguments.output, data, is_ours=_is_profile, what="profile")
     _show(profile, arguments.output)
+    if profile.copies < arguments.ranks_per_host:
+        show(
+            f"multiring: {arguments.ranks_per_host - profile.copies} of {arguments.ranks_per_host - 1} copies of the "
+            f"script ended before it was measured, so the times are those of {profile.copies} ranks on a host. Copies "
+            "run in the same folder at the same time: give the script enough steps, and no file or port that only one "
+            "process can have"
+        )
     return 0
 
 
 @contextmanager
-def _on_share(cores: Mapping[int, Core], ranks: int) -> Iterator[None]:
-    """Let this process, and the processes that it starts, run on the share of one of `ranks` ranks."""
+def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
+    """Let this process, and the processes that it starts, run on `cpus`."""
     before = os.sched_getaffinity(0)
-    if ranks > 1:
-        os.sched_setaffinity(0, share_cpus(cores, ranks)[0])
+    os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
@@ -128,6 +146,7 @@ def _show(profile: ScriptProfile, path: Path) -> None:
     show(
         f"{path}: {profile.model} ({profile.form}, {profile.precision}), {profile.samples} samples a step, "
         f"{profile.steps} steps on {profile.threads} threads"
+        + (f", beside {profile.copies - 1} more of the script" if profile.copies > 1 else "")
     )
     show(
         f"a step: {seconds.step * _MS:.4g} ms (half of the steps: {seconds.step_low * _MS:.4g} to "

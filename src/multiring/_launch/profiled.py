@@ -16,8 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from multiring._launch.own_modules import module_command
+from multiring._launch.script_copies import ScriptCopies
 
 PROFILE, REFUSAL = "profile.json", "refusal.txt"
+_ALONE = "multiring.torch.alone"
 # Other frameworks, by the module that a script imports.
 _OTHERS = {
     "tensorflow": "TensorFlow",
@@ -31,7 +33,13 @@ _SERVED = "want plain torch, mt.distribute, DistributedDataParallel, or Keras on
 
 
 def profiled_command(
-    python: Sequence[str], folder: Path, *, steps: int, goes_on: bool, words: Sequence[str]
+    python: Sequence[str],
+    folder: Path,
+    *,
+    steps: int,
+    goes_on: bool,
+    words: Sequence[str],
+    beside: Sequence[Path] = (),
 ) -> list[str]:
     """Return the command that profiles a Python script.
 
@@ -41,8 +49,9 @@ def profiled_command(
         steps: the number of steps to measure.
         goes_on: whether the script goes on to its end after these steps.
         words: the script, or `-m MODULE`, with arguments.
+        beside: the folders of the copies that run beside the script while it is measured.
     """
-    options = json.dumps({"steps": steps, "goes_on": goes_on})
+    options = json.dumps({"steps": steps, "goes_on": goes_on, "beside": list(map(str, beside))})
     return [*python, *module_command(__spec__.name, str(folder), options, *words)[1:]]
 
 
@@ -82,13 +91,15 @@ class _Calling(Loader):
 class _Profiling:
     """The profile of this process's script; `hooks` is the recording, once the script has imported torch."""
 
-    def __init__(self, folder: Path, steps: int, words: Sequence[str], *, goes_on: bool) -> None:
+    def __init__(self, folder: Path, steps: int, words: Sequence[str], *, goes_on: bool, beside: Sequence[str]) -> None:
         self._folder, self._steps, self._words, self._goes_on = folder, steps, words, goes_on
+        self._copies = ScriptCopies(folder, list(map(Path, beside)))
         self._hooks: Any = None
         self._backend = ""  # Keras' backend, if it is not torch
 
     def finders(self) -> _AfterImport:
-        return _AfterImport({"torch": self._see_torch, "keras": self._see_keras})
+        calls = {"torch": self._see_torch, "keras": self._see_keras, _ALONE: _exchange_alone}
+        return _AfterImport(calls)
 
     def _see_torch(self) -> None:
         hooks = importlib.import_module("multiring.torch.profiling.hooks")
@@ -99,6 +110,8 @@ class _Profiling:
                 goes_on=self._goes_on,
                 write=lambda profile: self._tell(PROFILE, profile.as_text()),
                 refuse=lambda reason: self._tell(REFUSAL, reason),
+                meet=self._copies.meet,
+                copies=lambda: 1 + self._copies.running(),
             )
         )
 
@@ -132,6 +145,10 @@ class _Profiling:
 
     def _tell(self, name: str, text: str) -> None:
         (self._folder / name).write_text(text, encoding="utf-8")
+
+
+def _exchange_alone() -> None:
+    sys.modules[_ALONE].ALONE.exchanges = True
 
 
 def main(arguments: Sequence[str]) -> None:

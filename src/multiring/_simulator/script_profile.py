@@ -5,7 +5,7 @@ The file is JSON; docs/profile.md describes its fields.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +59,8 @@ class PartSeconds:
 class ScriptProfile:
     """What one rank's steps of a script took, and the gradients in the order in which they were ready.
 
-    `form` says how the script trains: "plain torch", "mt.distribute", "DistributedDataParallel" or "Keras".
+    `form` says how the script trains: "plain torch", "mt.distribute", "DistributedDataParallel" or "Keras". `copies`
+    of the script ran at once on the host while it was measured; they exchanged nothing.
     """
 
     script: str
@@ -74,6 +75,7 @@ class ScriptProfile:
     bucket_bytes: int
     peak_memory_bytes: int
     gradients: tuple[ReadyGradient, ...]
+    copies: int = 1
 
     @property
     def gradient_bytes(self) -> int:
@@ -135,16 +137,21 @@ def _checked(table: dict[str, Any]) -> ScriptProfile:
 
 
 def _require_table(value: Any, kind: type, path: Path) -> None:
-    """Raise WrongFieldError unless `value` has the fields of `kind`, a dataclass: texts, and numbers from 0."""
+    """Raise WrongFieldError unless `value` has the fields of `kind`, a dataclass: texts, and numbers from 0.
+
+    Fields that have a default may be missing.
+    """
     table = table_at(value, path)
     types = {each.name: each.type for each in fields(kind)}
     for name in table:
         if name not in types:
             raise WrongFieldError((*path, name), f"unknown: want {', '.join(types)}")
-    missing = [name for name in types if name not in table]
+    missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in table]
     if missing:
         raise WrongFieldError(path, f"{path[0] if path else 'the file'} lacks {', '.join(missing)}")
     for name, wanted in types.items():
+        if name not in table:
+            continue
         if wanted is str:
             text_at(table, name, path)
         elif wanted is int:

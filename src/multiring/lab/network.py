@@ -34,6 +34,13 @@ _QUEUE_S = 25e-3
 _LEAST_QUEUE_BYTES = 128 << 10
 
 
+def burst_bytes(rate: Rate) -> int:
+    """Return the bytes that a link of this rate carries without a delay after a pause: the size of its token bucket."""
+    bytes_per_s = rate // 8
+    least = _WHOLE_PACKET_BYTES if bytes_per_s * _WHOLE_PACKET_S >= _WHOLE_PACKET_BYTES else _LEAST_BURST_BYTES
+    return max(round(bytes_per_s * _BURST_S), least)
+
+
 class Network:
     """The lab's links between hosts. Close it before the hosts.
 
@@ -160,9 +167,7 @@ def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
         netlink.tc("del", index=index, parent=_ROOT)
     if rate is None:
         return
-    bytes_per_s = rate // 8
-    least = _WHOLE_PACKET_BYTES if bytes_per_s * _WHOLE_PACKET_S >= _WHOLE_PACKET_BYTES else _LEAST_BURST_BYTES
-    burst = max(round(bytes_per_s * _BURST_S), least)
+    bytes_per_s, burst = rate // 8, burst_bytes(rate)
     queue = max(round(bytes_per_s * _QUEUE_S), _LEAST_QUEUE_BYTES)
     with _explained(f"token bucket filter ({_BUCKET}), so no rate of {rate_text(rate)}", "CONFIG_NET_SCH_TBF"):
         netlink.tc("replace", _BUCKET, index, rate=bytes_per_s, burst=burst, limit=queue + burst)

@@ -28,6 +28,7 @@ for points, labels in loader:
     optimizer.step()
 open("ended", "w").close()
 """
+LONG = MODEL + LOOP.replace("in loader", "in list(loader) * 100000")  # more steps than any profile takes
 OURS = (
     MODEL + "import multiring.torch as mt\nmodel, optimizer, loader = mt.distribute(model, optimizer, loader)\n" + LOOP
 )
@@ -107,6 +108,32 @@ def test_a_prediction_is_graded_by_a_run_of_the_script(
 def test_a_script_may_go_on_to_its_end(tmp_path: Path) -> None:
     assert profile_of(tmp_path, MODEL + LOOP, "--to-end", "--ranks-per-host", "2").steps == 4
     assert (tmp_path / "ended").exists()
+
+
+def test_copies_run_beside_the_script(tmp_path: Path) -> None:
+    ended = profiled(tmp_path, LONG, "--ranks-per-host", "2")
+    assert ended.returncode == 0, ended.stderr
+    found = script_profile_of((tmp_path / "profile.json").read_text())
+    assert (found.copies, found.steps) == (2, 4)
+    assert "beside 1 more of the script" in ended.stdout
+    assert "copies of the script ended" not in ended.stdout
+
+
+def test_copies_that_fail_are_counted(tmp_path: Path) -> None:
+    failing = "import sys\nif any('copy-' in each for each in sys.orig_argv):\n    sys.exit(3)\n" + LONG
+    ended = profiled(tmp_path, failing, "--ranks-per-host", "3")
+    assert ended.returncode == 0, ended.stderr
+    assert script_profile_of((tmp_path / "profile.json").read_text()).copies == 1
+    assert "2 of 2 copies of the script ended before it was measured, so the times are those of 1" in ended.stdout
+
+
+def test_a_profiled_rank_reduces_its_gradients_alone(tmp_path: Path) -> None:
+    said = "import json\nopen('said', 'a').write(json.dumps(optimizer._reducer is not None) + '\\n')\n"
+    script = OURS.replace(LOOP, said + LOOP)
+    profile_of(tmp_path, script)
+    command = [sys.executable, "-m", "multiring", "run", "-n", "1", "--", "train.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=600, check=True)
+    assert (tmp_path / "said").read_text().splitlines() == ["true", "false"]
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
@@ -193,8 +220,12 @@ def steps(recorder: StepRecorder, count: int, *, at: int = 0, optimizers: int = 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_the_parts_of_a_step_add_up(optimizers: int) -> None:
     completed: list[int] = []
-    recorder = StepRecorder(LEAST, 0, lambda: completed.append(1))
-    steps(recorder, WARM_UP + LEAST, optimizers=optimizers)
+    met: list[int] = []
+    recorder = StepRecorder(LEAST, 0, lambda: completed.append(1), lambda: met.append(1))
+    steps(recorder, WARM_UP - 1, optimizers=optimizers)
+    assert not met
+    steps(recorder, 1 + LEAST, at=100 * (WARM_UP - 1), optimizers=optimizers)
+    assert met == [1]  # in the last step to warm up
     assert not completed  # a step ends when the next begins: another optimizer may belong to it
     recorder.forward(100 * (WARM_UP + LEAST) + 15)
     assert completed

@@ -37,7 +37,8 @@ _REFUSED = ("DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeed
 class RecordedScript:
     """What the caller knows of the script: its words, and what to do with the profile and with a refusal.
 
-    `steps` are measured after the warm-up. The script then ends, unless it `goes_on`.
+    `steps` are measured after the warm-up. The script then ends, unless it `goes_on`. `meet` is called at the end of
+    the warm-up; it waits for the copies of the script, and `copies` returns how many run, with the script itself.
     """
 
     words: str
@@ -45,6 +46,8 @@ class RecordedScript:
     goes_on: bool
     write: Callable[[ScriptProfile], None]
     refuse: Callable[[str], None]
+    meet: Callable[[], None] = lambda: None
+    copies: Callable[[], int] = lambda: 1
 
 
 class StepHooks:
@@ -52,7 +55,7 @@ class StepHooks:
 
     def __init__(self, script: RecordedScript) -> None:
         self._script = script
-        self._recorder = StepRecorder(script.steps, time.monotonic_ns(), self._complete)
+        self._recorder = StepRecorder(script.steps, time.monotonic_ns(), self._complete, script.meet)
         self._outermost: nn.Module | None = None
         self._depth = 0
         self._in_backward = False
@@ -260,6 +263,7 @@ class StepHooks:
             bucket_bytes=self._bucket_bytes,
             peak_memory_bytes=_peak_bytes(),
             gradients=gradients,
+            copies=self._script.copies(),
         )
 
 

@@ -36,12 +36,16 @@ class _Step:
 class StepRecorder:
     """Collects events, in the order in which they happen, and calls `complete` after enough steps.
 
-    All times are ns of one clock. `forward` calls `complete`, so that a step is never cut.
+    All times are ns of one clock. `forward` calls `complete`, so that a step is never cut. It calls `meet` in the last
+    step to warm up, which is not measured, so `meet` may wait.
     """
 
-    def __init__(self, steps: int, now: int, complete: Callable[[], None]) -> None:
+    def __init__(
+        self, steps: int, now: int, complete: Callable[[], None], meet: Callable[[], None] = lambda: None
+    ) -> None:
         self._wanted = WARM_UP + steps
         self._complete = complete
+        self._meet = meet
         self._done: list[_Step] = []
         self._step = _Step()
         self._updated: _Step | None = None  # a step that ends if no further optimizer makes an update
@@ -67,6 +71,8 @@ class StepRecorder:
             self._close()
             if len(self._done) == self._wanted:
                 self._complete()
+            elif len(self._done) == WARM_UP - 1:
+                self._meet()
         if self._forward_at is None:
             self._forward_at = now
 
