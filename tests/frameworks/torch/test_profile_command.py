@@ -120,7 +120,8 @@ def test_copies_run_beside_the_script(tmp_path: Path) -> None:
 
 
 def test_copies_that_fail_are_counted(tmp_path: Path) -> None:
-    failing = "import sys\nif any('copy-' in each for each in sys.orig_argv):\n    sys.exit(3)\n" + LONG
+    is_copy = "any('copy-' in each and os.path.isdir(each) for each in sys.orig_argv)"  # the folder of the process
+    failing = f"import os, sys\nif {is_copy}:\n    sys.exit(3)\n" + LONG
     ended = profiled(tmp_path, failing, "--ranks-per-host", "3")
     assert ended.returncode == 0, ended.stderr
     assert script_profile_of((tmp_path / "profile.json").read_text()).copies == 1
