@@ -38,8 +38,11 @@ class ScriptCopies:
         self._own = own
         self._beside = beside
         self._began = time.monotonic()
-        # The lock belongs to the process: children that the script forks do not keep it. It is never given back.
-        fcntl.lockf(os.open(own / ALIVE, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+        # The lock belongs to the process: children that the script forks do not keep it. It is never given back. The
+        # file gets its name once it is locked, so that nobody finds it unlocked before.
+        locked = own / f"{ALIVE}.new"
+        fcntl.lockf(os.open(locked, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+        locked.rename(own / ALIVE)
 
     def meet(self) -> None:
         """Tell others that this process has warmed up, and wait until its copies have warmed up or have ended.
