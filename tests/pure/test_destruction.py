@@ -44,6 +44,8 @@ KNOWN_BY = {
     "_launch/function.py::call_folder": "in a new folder of tempfile",
     "_launch/function.py::_remove_abandoned": "a folder of call_folder: with the file that its dead caller had locked",
     "_launch/profiled.py::_Profiling._tell": "in a folder that the launching process made",
+    "_launch/script_copies.py::ScriptCopies.__init__": "in a folder that the launching process made",
+    "_launch/script_copies.py::_has_ended": "a lock, which is opened and not changed",
     "_launch/host_agent.py::_own_streams": "the null device, in place of standard input",
     "_verify/behaviours/calls.py::shared": "memory without a name",
     "_verify/running.py::machine_here": OWN_FOLDER,

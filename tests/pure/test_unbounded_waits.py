@@ -43,6 +43,7 @@ KNOWN = {
     ("_launch/host_discovery.py", "process.wait()"): KILLED,
     ("_launch/live_page.py", "self._process.wait()"): KILLED,
     ("_launch/local_point.py", "self._listener.accept()"): READY,
+    ("_launch/script_copies.py", "process.wait()"): KILLED,
     ("_launch/watchdog.py", "os.waitpid(self._pid, 0)"): KILLED,
     ("_runtime/bootstrap/rendezvous_server.py", "self._listener.accept()"): READY,
     ("_runtime/engines/nccl.py", "operation.wait()"): OPERATION,

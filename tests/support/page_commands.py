@@ -84,6 +84,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("profile.md", "multiring profile -- python train.py"): Read(
         "tests/frameworks/torch/test_profile_command.py profiles scripts of several kinds"
     ),
+    ("profile.md", "multiring profile --ranks-per-host 2 -- python train.py"): Read(
+        "tests/frameworks/torch/test_profile_command.py profiles beside copies"
+    ),
     ("profile.md", "multiring simulate --topology ddl --profile profile.json --ranks 4,64,256"): Read(
         "needs a profile; tests/pure/test_script_profile.py"
     ),

@@ -148,7 +148,7 @@ class _Profiling:
 
 
 def _exchange_alone() -> None:
-    sys.modules[_ALONE].ALONE.exchanges = True
+    sys.modules[_ALONE].LONE_RANK.exchanges = True
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Alone:
+class LoneRank:
     """How this process behaves in a job of one rank."""
 
     exchanges: bool = False
 
 
-ALONE = Alone()
+LONE_RANK = LoneRank()

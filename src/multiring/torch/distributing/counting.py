@@ -10,7 +10,7 @@ from multiring._frontend.lifecycle import size
 from multiring._runtime.group.handles import told_apart
 from multiring.data import Share, shard_batch
 from multiring.errors import ArgumentError, MismatchError
-from multiring.torch.alone import ALONE
+from multiring.torch.alone import LONE_RANK
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 
@@ -124,7 +124,7 @@ def require_distinct(batch: Any, share: Share) -> None:
 def _told(counted: CountedBatch | None) -> list[tuple[int, int, int]]:
     """Exchange the counts and fingerprints of all ranks' batches, and return them by rank."""
     own = _NOTHING_MORE if counted is None else (counted.samples, counted.total, counted.seen)
-    if size() == 1 and not ALONE.exchanges:
+    if size() == 1 and not LONE_RANK.exchanges:
         return [own]
     return [tuple(each) for each in allgather(torch.tensor([own], device="cpu"), name="distribute.counts").tolist()]
 

@@ -21,7 +21,7 @@ from multiring._runtime.arrays import numpy_dtype
 from multiring._runtime.job.job import is_rank
 from multiring.data import Share
 from multiring.errors import StateError, UnsupportedError
-from multiring.torch.alone import ALONE
+from multiring.torch.alone import LONE_RANK
 from multiring.torch.compression import Compression
 from multiring.torch.gradients.adasum_delta import DeltaReducer
 from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home
@@ -461,7 +461,7 @@ def _reducers(
         require_alike(group, "DistributedOptimizer", options.lines_with(specs, together))
     states |= optimizer.close_reducer() if isinstance(optimizer, Distributed) else {}
     states |= take_over(parameters)
-    if group is None or (group.size == 1 and not ALONE.exchanges):
+    if group is None or (group.size == 1 and not LONE_RANK.exchanges):
         # A single rank needs no reduction.
         return None, None
     # The buckets need their own group, so that the order of their operations is independent of other operations.
