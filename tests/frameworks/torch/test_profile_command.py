@@ -137,6 +137,41 @@ def test_a_profiled_rank_reduces_its_gradients_alone(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text().splitlines() == ["true", "false"]
 
 
+# Trains with each way to share gradients in a job of one rank, which exchanges with itself, and without sharing.
+ALONE = """
+import copy, torch
+from torch import nn
+import multiring.torch as mt
+from multiring.torch.alone import LONE_RANK
+LONE_RANK.exchanges = True
+mt.init()
+for sparse, options in (
+    (False, {}), (False, {"op": mt.Sum}), (False, {"op": mt.Adasum}), (True, {}), (True, {"sparse_as_dense": True}),
+    (False, {"compression": mt.Compression.fp16, "groups": 1}), (False, {"gradient_predivide_factor": 2.0}),
+):
+    torch.manual_seed(3)
+    ours = nn.Sequential(nn.Embedding(20, 8, sparse=sparse), nn.Flatten(), nn.Linear(32, 4))
+    plain = copy.deepcopy(ours)
+    shared = torch.optim.SGD(ours.parameters(), lr=0.1)
+    shared = mt.DistributedOptimizer(shared, named_parameters=ours.named_parameters(), **options)
+    assert shared._reducer is not None or shared._delta_reducer is not None
+    pairs = (ours, shared), (plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    for _ in range(4):
+        points, labels = torch.randint(0, 20, (6, 4)), torch.randint(0, 4, (6,))
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+    for one, other in zip(ours.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, other, msg=lambda text: f"{options}, sparse={sparse}: {text}")
+"""
+
+
+def test_a_rank_that_exchanges_with_itself_trains_as_without() -> None:
+    ended = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     found = profile_of(tmp_path, ACCUMULATED)
     assert (found.samples, found.backwards) == (24, 3)
