@@ -125,9 +125,9 @@ def test_without_bases_it_is_adamw() -> None:
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("broken", [(), ("eigh",), ("eigh", "qr")])
+@pytest.mark.parametrize("broken", [(), ("eigh",), ("eigh", "householder_product")])
 def test_a_decomposition_that_fails(broken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Tensor) -> Any:
+    def fail(*_: Tensor) -> Any:
         raise RuntimeError("did not converge")
 
     parameters = weights()
@@ -139,7 +139,7 @@ def test_a_decomposition_that_fails(broken: tuple[str, ...], monkeypatch: pytest
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         train(optimizer, parameters, range(4, 7))
-    is_kept = broken == ("eigh", "qr")
+    is_kept = len(broken) == 2
     assert torch.equal(optimizer.state[parameters[0]]["0.left_basis"], before) == is_kept
     assert ["at step 6: its last bases are kept" in str(each.message) for each in warned] == [True] * 5 * is_kept
     assert all(each.isfinite().all() for each in parameters)

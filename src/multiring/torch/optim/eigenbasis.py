@@ -70,17 +70,19 @@ def step(state: State, gradient: Tensor, steps: int, rule: Rule) -> tuple[Tensor
     if not state:
         rows, columns = gradient.shape
         state.update({name: gradient.new_zeros(shape_of(name, rows, columns)) for name in _ALWAYS})
-    state["left"].lerp_(gradient @ gradient.T, 1 - second)
-    state["right"].lerp_(gradient.T @ gradient, 1 - second)
+    # The product and the mean in one call: matrices of this size cost as much to read as to multiply.
+    state["left"].addmm_(gradient, gradient.T, beta=second, alpha=1 - second)
+    state["right"].addmm_(gradient.T, gradient, beta=second, alpha=1 - second)
     if "left_basis" in state:
         left, right = state["left_basis"], state["right_basis"]
         turned = left.T @ gradient @ right
         state["moment"].lerp_(turned, 1 - first)
-        update = left @ adam(state["moment"], turned, state["second"], steps, rule) @ right.T
+        scaled = adam(state["moment"], turned, state["second"], steps, rule)
         if rule.grafting:
             own = state["grafted_moment"].lerp_(gradient, 1 - first)
             norm = adam(own, gradient, state["grafted_second"], steps, rule).norm()
-            update.mul_(norm / update.norm().clamp(min=torch.finfo(update.dtype).tiny))
+            scaled.mul_(norm / scaled.norm().clamp(min=torch.finfo(scaled.dtype).tiny))  # bases keep the norm
+        update = left @ scaled @ right.T
     else:
         state["moment"].lerp_(gradient, 1 - first)
         update = adam(state["moment"], gradient, state["second"], steps, rule)
@@ -90,8 +92,9 @@ def step(state: State, gradient: Tensor, steps: int, rule: Rule) -> tuple[Tensor
 def adam(moment: Tensor, gradient: Tensor, second: Tensor, steps: int, rule: Rule) -> Tensor:
     """Return Adam's update, and add the square of `gradient` to the running mean `second`."""
     second.mul_(rule.betas[1]).addcmul_(gradient, gradient, value=1 - rule.betas[1])
-    root = second.sqrt().div_(math.sqrt(1 - rule.betas[1] ** steps)).add_(rule.eps)
-    return moment.div(root).div_(1 - rule.betas[0] ** steps)
+    correction = math.sqrt(1 - rule.betas[1] ** steps)
+    root = second.sqrt().add_(rule.eps * correction)
+    return torch.div(moment, root, out=root).mul_(correction / (1 - rule.betas[0] ** steps))
 
 
 def _refresh(state: State, rule: Rule) -> bool:
@@ -154,8 +157,14 @@ def _iterated(covariance: Tensor, basis: Tensor, precision: torch.dtype) -> Tens
     image = covariance.to(dtype) @ basis.to(dtype)
     # The first columns of a QR decomposition converge to the largest eigenvalues.
     order = image.mul(basis).sum(0).argsort(descending=True, stable=True)
-    found = _finite(lambda: torch.linalg.qr(image[:, order]).Q)
+    found = _finite(partial(_orthogonal, image[:, order]))
     return None if found is None else found.to(covariance.dtype)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    # torch.linalg.qr would also make R, which nobody needs, in a quarter of its time.
+    found: Tensor = torch.linalg.householder_product(*torch.geqrf(matrix))
+    return found
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

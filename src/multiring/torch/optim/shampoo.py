@@ -45,7 +45,7 @@ class Eigendecomposition:
     frequency: int = 10
     method: str = "qr"
     precision: torch.dtype = torch.float32
-    block: int = 1024
+    block: int = 512
 
     def __post_init__(self) -> None:
         for name, value in (("frequency", self.frequency), ("block", self.block)):
@@ -378,6 +378,9 @@ class Shampoo(Divided):
             done = list(own.values()) if ranks is None else exchanged(ranks, own, results, dtype, what="Shampoo")
             for (_, block), result in zip(mine, done, strict=True):
                 whole = updates.get(block.parameter)
+                if whole is None and result.numel() == block.parameter.numel():
+                    updates[block.parameter] = result.view(block.shape)
+                    continue
                 if whole is None:
                     whole = updates[block.parameter] = result.new_empty(_matrix_shape(block.parameter))
                 whole[block.rows, block.columns] = result.view(block.shape)
