@@ -29,6 +29,7 @@ WIDE = {
     "tensorflow/optimizer.py::DistributedOptimizer",
     "torch/distributing/preparing.py::distribute",
     "torch/gradients/optimizer.py::DistributedOptimizer",
+    "trials/population.py::run_population",
     "trials/running.py::run",
 }
 

@@ -11,9 +11,12 @@ import numpy as np
 import optuna
 import pytest
 
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring.errors import ArgumentError
-from multiring.trials import NoTrialError
+from multiring.trials import NoTrialError, TrialStoppedError
+from multiring.trials.desk import TrialDesk
 from multiring.trials.holder import StudyHolder, chosen_ranks
+from multiring.trials.messages import StudyEnd, TrialAssignment
 from multiring.trials.plan import StudyArguments, plan_of
 from multiring.trials.results import StudyResult, TrialResult
 from multiring.trials.space import distributions_of, space_text
@@ -266,3 +269,14 @@ def test_a_study_ends_before_it_began(tmp_path: Path, storage: bool) -> None:  #
     no_messages: Any = None  # it sends nothing
     found = StudyHolder(plan_of(wanted, [(0, 1)]), no_messages).close(is_interrupted=True)
     assert (found.trials, found.unsaved) == ((), 0)
+
+
+def test_the_end_of_a_study_that_cannot_go_on_ends_a_trial_that_waits() -> None:
+    desk = TrialDesk()
+    desk.receive(0, TrialAssignment(serial=1, number=0, params={}, ranks=(0,)))
+    assert isinstance(desk.next(), TrialAssignment)
+    desk.begin(1, GenerationEnd(may_end=True))
+    desk.receive(0, StudyEnd("the copies are lost"))
+    with pytest.raises(TrialStoppedError, match="the study cannot go on: the copies are lost"):
+        desk.answer(1, 1)
+    desk.leave()

@@ -15,6 +15,7 @@ DOCUMENTS = {
     "training.md": 3,
     "trials.md": 1,
     "trials_command.md": 2,
+    "trials_population.md": 1,
     "vision.md": 5,
     "vision_serving.md": 1,
 }

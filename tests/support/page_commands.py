@@ -206,6 +206,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "multiring run -n 4 --page 0.0.0.0:8080 --page-token-file token train.py",
         )
     },
+    ("trials.md", "multiring run -n 8 --min-ranks 4 study.py"): Read(
+        "tests/wire/test_trials_moving.py runs studies with --min-ranks 1 and 2 on 4 and 2 ranks"
+    ),
     ("elastic.md", "multiring run -n 8 --min-ranks 4 train.py"): Read(
         "its ranks go on after a loss; tests/wire/test_shrinking.py"
     ),

@@ -243,6 +243,11 @@ save = lambda: done.append("saved")
         after="assert study.unsaved == 0 and len(study.trials) == 64",
         framework="",
     ),
+    ("trials_population.md", 'if member.exchange(loss, {"model": model, "optimizer": optimizer}):'): Snippet(
+        before=JOINED
+        + "loss = 0.5\nclass member:\n    params = {'rate': 0.25}\n    exchange = lambda loss, state: True\n",
+        after="assert optimizer.param_groups[0]['lr'] == 0.25",
+    ),
     ("timeline.md", 'multiring.start_timeline("trace.json")  # some steps of it: every rank calls both'): Snippet(
         before="import multiring\ngroup = multiring.init()\nstep = group.barrier\n",
         after="import json\nassert len(json.load(open('trace.json'))['traceEvents']) > 20",

@@ -1,13 +1,15 @@
 """Measure what trials lose beside their training, and prune trials on several ranks a thousand times.
 
-    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes,deaths] [--short]
+    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes,deaths,moves,copies] [--short]
 
 `fill`: 64 trials of durations 10:1 on 8 ranks, each on one; `sizes`: on 1, 2 and 4 ranks. What their ranks reach is
 compared with greedy assignment in the same order, computed. `ask`: 300 trials of 10 s with ten reports, eight at a
 time. `prunes`: 1,000 prunes of trials on 2 and 3 ranks of 5, in jobs of 100 trials, under a time limit. The
 jobs that are done are in build/trials_prunes.jsonl, and a further run goes on after them. `deaths`: studies of
 `multiring trials run` whose script fails at random steps, whose ranks are killed at random moments, and whose command
-is ended by SIGINT, SIGTERM or SIGKILL and given again.
+is ended by SIGINT, SIGTERM or SIGKILL and given again. `moves`: studies of `multiring.trials.run` whose ranks are
+killed at random moments, first the one that holds the study. `copies`: a model and its optimizer of 100 MB that one
+member of a population copies from the other, on one host.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,8 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
 from benchmarks.evidence.support.claims import Claim, report
+from benchmarks.evidence.trials.moving import RANK, lives, moves, states_in
 
-RANK = Path(__file__).with_name("rank.py")
 RANKS = 8
 JOB_S = 1500.0
 DONE = Path("build/trials_prunes.jsonl")
@@ -206,28 +209,12 @@ def pids(folder: Path) -> list[int]:
     return [int(each) for each in path.read_text().split()] if path.exists() else []
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def living_after(folder: Path) -> int:
     """Return how many ranks live 20 s after the end of their command, or sooner none."""
     until_s = time.monotonic() + 20.0
     while (left := sum(map(lives, pids(folder)))) and time.monotonic() < until_s:
         time.sleep(0.1)
     return left
-
-
-def states_in(folder: Path) -> list[Any]:
-    """Return the trials in the storage of a study."""
-    import optuna  # noqa: PLC0415 -- the other claims do not need it here
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return list(optuna.load_study(study_name="study", storage=f"sqlite:///{folder}/study.db").trials)
 
 
 def faults_in(trials: Sequence[Any]) -> Iterator[str]:
@@ -248,6 +235,20 @@ def faults_in(trials: Sequence[Any]) -> Iterator[str]:
         yield f"{counted} of 14 trials"
 
 
+def copies(rounds: int) -> Iterator[Claim]:
+    """Measure a copy of 100 MB from member to member."""
+    found = study(2, "copies", 100_000_000, rounds)
+    seconds = sorted(found["seconds"])
+    median_s = statistics.median(seconds)
+    yield Claim(
+        text="a model and its optimizer of 100 MB, copied from one member of a population to another on one host, "
+        "loaded, and right: 0.5 s (aim 0.2 s)",
+        figure=f"{median_s:.3f} s in the median of {len(seconds)}, {seconds[0]:.3f} to {seconds[-1]:.3f} s; "
+        f"{len(found['wrong'])} wrong; {load()}",
+        holds=median_s <= 0.5 and not found["wrong"],
+    )
+
+
 def load() -> str:
     """Return this machine's load."""
     return f"load {os.getloadavg()[0]:.0f}"
@@ -259,6 +260,8 @@ CLAIMS = {
     "ask": lambda share: asks(300 // share),
     "prunes": lambda share: prunes(1000 // share),
     "deaths": lambda share: deaths(20 // share),
+    "moves": lambda share: moves(60 // share, load),
+    "copies": lambda share: copies(max(4, 30 // share)),
 }
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ Compute is slept through, so that the ranks do not need cores.
 """
 
 import json
+import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -95,11 +97,88 @@ def prunes(count: int, seed: int) -> dict[str, Any]:
     return {"states": states, "wrong": [each for some in allgather_object(wrong) for each in some]}
 
 
+def moves(count: int, seed: int) -> dict[str, Any]:
+    """Run trials on 1 and on 2 ranks, of which some are killed from outside; write what each rank has reported."""
+    own = multiring.rank()
+    with Path("pids").open("a") as file:
+        file.write(f"{own} {os.getpid()}\n")
+    log = Path(f"reported-{own}").open("w", buffering=1)  # noqa: SIM115 -- until the process is killed
+
+    def objective(trial: trials.Trial) -> float:
+        random = Random(1000 * seed + trial.number)  # noqa: S311 -- no secret
+        for step in range(6):
+            time.sleep(0.05 * random.random())
+            if multiring.size() > 1:
+                allreduce(np.full(100, float(trial.number)), name="gradient")
+            trial.report(trial.params["x"] + step, step)
+            if trial.group.rank == 0:
+                log.write(f"{trial.number} {step}\n")
+            if trial.should_prune():
+                raise trials.TrialPruned
+        return float(trial.params["x"])
+
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)
+    space = {"x": {"low": 0.0, "high": 1.0}, "ranks": [1, 2]}
+    found = trials.run(
+        objective,
+        space,
+        trials=count,
+        ranks_per_trial="ranks",
+        sampler=sampler,
+        pruner=pruner,
+        storage="study.db",
+    )
+    total = float(np.asarray(allreduce(np.ones(1), name="after the study", op="sum"))[0])
+    result = {"trials": [asdict(each) for each in found.trials], "unsaved": found.unsaved}
+    Path(f"result-{own}.json").write_text(json.dumps({**result, "size": multiring.size(), "total": total}))
+    return {}
+
+
+def copies(size_bytes: int, rounds: int) -> dict[str, Any]:
+    """Run a population of two members, of which one copies the other's model and optimizer after each round."""
+    import torch  # noqa: PLC0415 -- only this case needs it
+
+    torch.set_num_threads(1)
+    took_s: list[float] = []
+
+    def objective(member: trials.PopulationMember) -> None:
+        side = int((size_bytes / 4 / 3 / 12) ** 0.5)  # 12 layers; Adam keeps two more values for each parameter
+        model = torch.nn.Sequential(*[torch.nn.Linear(side, side) for _ in range(12)])
+        optimizer = torch.optim.Adam(model.parameters(), lr=member.params["rate"])
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float(1 + member.number))
+        for number in range(member.rounds):
+            optimizer.step()
+            if member.number == 1:
+                time.sleep(0.5)  # so that the other one waits, and only the copy is measured
+            began_s = time.monotonic()
+            is_copied = member.exchange(float(member.number), {"model": model, "optimizer": optimizer})
+            if is_copied:
+                took_s.append(time.monotonic() - began_s)
+            sums = [float(each.detach().sum()) for each in model.parameters()]
+            sums += [float(each["exp_avg_sq"].sum()) for each in optimizer.state.values()]
+            seen[number] = sums, is_copied
+
+    seen: dict[int, tuple[list[float], bool]] = {}
+    trials.run_population(objective, {"rate": {"low": 1e-4, "high": 1e-3}}, rounds=rounds, quantile=0.5)
+    found = allgather_object((took_s, seen))
+    wrong = [number for number in range(rounds - 1) if found[0][1][number][0] != found[1][1][number][0]]
+    wrong += [number for number in range(rounds - 1) if not found[1][1][number][1]]
+    return {"seconds": found[1][0], "wrong": wrong}
+
+
 def main() -> None:
     """Run the case of the command line."""
     case, output, numbers = sys.argv[1:]
     multiring.init()
-    cases: dict[str, Callable[..., dict[str, Any]]] = {"fill": fill, "ask": ask, "prunes": prunes}
+    cases: dict[str, Callable[..., dict[str, Any]]] = {
+        "fill": fill,
+        "ask": ask,
+        "prunes": prunes,
+        "moves": moves,
+        "copies": copies,
+    }
     found = cases[case](*json.loads(numbers))
     if multiring.rank() == 0:
         Path(output).write_text(json.dumps(found))

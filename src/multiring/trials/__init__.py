@@ -12,12 +12,24 @@ collectives are those of the trial's ranks.
 """
 
 from multiring.trials.command.lines import report
-from multiring.trials.results import NoTrialError, StudyResult, TrialResult
+from multiring.trials.population import PopulationMember, run_population
+from multiring.trials.results import (
+    NoMemberError,
+    NoTrialError,
+    PopulationResult,
+    RoundResult,
+    StudyResult,
+    TrialResult,
+)
 from multiring.trials.running import run
 from multiring.trials.trial import Trial, TrialPruned, TrialStoppedError
 
 __all__ = [
+    "NoMemberError",
     "NoTrialError",
+    "PopulationMember",
+    "PopulationResult",
+    "RoundResult",
     "StudyResult",
     "Trial",
     "TrialPruned",
@@ -25,4 +37,5 @@ __all__ = [
     "TrialStoppedError",
     "report",
     "run",
+    "run_population",
 ]

@@ -2,19 +2,21 @@
 
 import signal
 import threading
+import time
 from typing import Any
 
 from multiring._runtime.group.generation_end import GenerationEnd
-from multiring.errors import MultiringError, PeerLostError, StateError
+from multiring.errors import MultiringError, StateError
 from multiring.trials.messages import (
     Message,
     PruneAnswer,
-    RankLoss,
+    RoundDecision,
     StudyEnd,
     TrialAssignment,
     TrialMessages,
     TrialStop,
 )
+from multiring.trials.standings import OwnRecords
 from multiring.trials.trial import TrialStoppedError
 
 _LOOK_S = 1.0  # the longest time between two looks for Ctrl-C
@@ -32,8 +34,11 @@ class TrialDesk:
         self.messages: TrialMessages | None = None
         self._holder = holder
         self._changed = threading.Condition()
+        self._telling = threading.Lock()  # so that a message is either in the standing or sent to the new holder
+        self._records = OwnRecords()
         self._next: list[TrialAssignment | StudyEnd] = []
-        self._answers: dict[tuple[int, int], PruneAnswer] = {}  # by trial and question
+        # By trial and question, or round.
+        self._answers: dict[tuple[int, int], Any] = {}
         self._serial = -1  # the trial that runs here now, or -1
         self._is_main = False  # whether it runs in the main thread, which a signal can interrupt
         self._end: GenerationEnd | None = None
@@ -44,29 +49,60 @@ class TrialDesk:
         """Take a message. The call does not block."""
         del sender
         with self._changed:
-            if isinstance(message, TrialAssignment | StudyEnd):
+            if isinstance(message, TrialAssignment):
+                if self._records.knows(message.serial):
+                    return  # of the rank that holds the study now, which did not know
+                self._records.begin(message, time.monotonic())
                 self._next.append(message)
+            elif isinstance(message, StudyEnd):
+                self._next.append(message)
+                if self._serial >= 0:  # after an error only
+                    self._stopped = self._serial, f"the study cannot go on: {message.error}"
+                    self._stop(self._serial)
             elif isinstance(message, PruneAnswer):
+                self._records.note(message)
                 self._answers[message.serial, message.question] = message
+            elif isinstance(message, RoundDecision):
+                self._answers[message.serial, message.round] = message
             elif isinstance(message, TrialStop):
                 self._stopped = message.serial, message.why
                 self._stop(message.serial)
-            elif isinstance(message, RankLoss) and self._error is None:
-                self._error = PeerLostError(f"trials.run: rank {message.rank} is lost: {message.why}")
+            self._changed.notify_all()
+
+    def fail(self, error: MultiringError) -> None:
+        """End the study on this rank."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
                 self._stop(self._serial)
             self._changed.notify_all()
+
+    def move(self, holder: int) -> None:
+        """Tell everything to another rank from now on, which holds the study, and first what is not over here."""
+        with self._telling:
+            if self._holder == holder:
+                return
+            self._holder = holder
+            if self.messages is not None:
+                with self._changed:
+                    standing = self._records.standing(time.monotonic())
+                self.messages.send(holder, standing)
 
     def tell(self, message: Any) -> None:
         """Send a message to the rank that holds the study."""
         if self.messages is None:
             raise StateError("the study is over")
-        self.messages.send(self._holder, message)
+        with self._telling:
+            with self._changed:
+                self._records.note(message)
+            self.messages.send(self._holder, message)
 
     def next(self) -> TrialAssignment | StudyEnd:
         """Wait for the next trial of this rank, or for the end of the study.
 
         Raises:
-            PeerLostError: a rank is lost.
+            PeerLostError: a rank is lost, and the others do not go on without it.
+            StateError: the ranks that are left cannot go on.
         """
         with self._changed:
             while not self._next and self._error is None:
@@ -84,6 +120,19 @@ class TrialDesk:
         Raises:
             TrialStoppedError: the trial is over.
         """
+        found: PruneAnswer = self._awaited(serial, question)
+        return found
+
+    def decision(self, serial: int, number: int) -> RoundDecision:
+        """Wait for the decision after round `number` of a member of a population.
+
+        Raises:
+            TrialStoppedError: the member was told to end.
+        """
+        found: RoundDecision = self._awaited(serial, number)
+        return found
+
+    def _awaited(self, serial: int, question: int) -> Any:
         with self._changed:
             while (serial, question) not in self._answers:
                 self.require_running(serial)
@@ -94,7 +143,7 @@ class TrialDesk:
         """Raise an error if the trial does not run here any more.
 
         Raises:
-            PeerLostError: a rank is lost.
+            PeerLostError: a rank is lost, and the others do not go on without it.
             TrialStoppedError: the trial was told to end, or its objective has returned.
         """
         if self._error is not None:
@@ -106,7 +155,7 @@ class TrialDesk:
             raise TrialStoppedError("the trial is over: its objective has returned")
 
     def require_ranks(self) -> None:
-        """Raise PeerLostError if a rank is lost."""
+        """Raise PeerLostError if a rank is lost, and the others do not go on without it."""
         if self.messages is not None:
             self.messages.wait_until_handled(_LOOK_S)
         if self._error is not None:

@@ -8,28 +8,30 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
 
 from multiring._limits.processes import start_thread
+from multiring.errors import StateError
+from multiring.trials.copies import HOLDERS, CopiedStudy, SendsMessages, StudyCopies, holding_order
+from multiring.trials.ledger import AskedTrial, StudyLedger, TrialEnd
 from multiring.trials.messages import (
+    LostRanks,
     Message,
     ObjectiveOutcome,
     PruneAnswer,
     PruneQuestion,
     RankLoss,
+    RankStanding,
     StudyEnd,
     TrialAssignment,
     TrialReport,
     TrialStop,
 )
 from multiring.trials.plan import StudyPlan
-from multiring.trials.results import StudyResult, TrialResult
-from multiring.trials.storage import INTERRUPTED, RANKS, REASON
-
-if TYPE_CHECKING:
-    from optuna.trial import Trial as OptunaTrial
+from multiring.trials.results import StudyResult
+from multiring.trials.standings import KnownTrial, merged
 
 _log = logging.getLogger("multiring")
 _PRUNED_S = 10.0  # how long the other ranks of a trial may take to end it after one of them was pruned
@@ -37,18 +39,11 @@ _SLOW_S = 60.0  # a warning names a rank that has not ended its trial this long 
 _SAVE_S, _INTERRUPTED_SAVE_S = 60.0, 5.0  # how long the end of a study waits for its storage
 
 
-class SendsMessages(Protocol):
-    """What carries a study's messages to the ranks."""
-
-    def send(self, to: int, message: Message) -> None:
-        """Send a message to a rank."""
-
-
 @dataclass(kw_only=True)
 class RunningTrial:
     """A trial that ranks run now."""
 
-    trial: "OptunaTrial"
+    trial: AskedTrial
     ranks: tuple[int, ...]
     began_s: float
     until_s: float  # when its time is over
@@ -65,41 +60,62 @@ class StudyHolder:
         plan: what to run.
         messages: to and from all ranks.
         show: takes a line about each trial that has ended. By default it is logged.
+        moves: whether the study moves to another rank if this one is lost. Otherwise a lost rank ends it.
     """
 
-    def __init__(self, plan: StudyPlan, messages: SendsMessages, show: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        plan: StudyPlan,
+        messages: SendsMessages,
+        show: Callable[[str], None] | None = None,
+        *,
+        moves: bool = False,
+    ) -> None:
         self._plan, self._messages = plan, messages
         self._show = show or (lambda text: _log.info("trials: %s", text))
         self._came: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._free = {rank for ranks in plan.hosts for rank in ranks}
-        self._size = len(self._free)
+        self._live = set(self._free)
+        self._order = holding_order(plan.hosts)
         self._running: dict[int, RunningTrial] = {}
         self._over: dict[int, list[int]] = {rank: [] for rank in self._free}  # assignments to forget, by rank
-        self._waiting: tuple[OptunaTrial, int] | None = None  # the next trial, and the ranks that it needs
-        self._left = max(0, plan.trials - self._counted())
+        self._waiting: deque[tuple[AskedTrial, int]] = deque()  # the next trials, and how many ranks they need
+        self._copies = StudyCopies(plan, messages) if moves else None
+        self._ledger = StudyLedger(plan, self._copies, time.monotonic(), {})
+        self._former: CopiedStudy | None = None  # if another rank has held the study until now
+        self._left = max(0, plan.trials - self._ledger.counted())
         # Samplers that have tried everything call it. Optuna's own is for its `optimize`.
         plan.study.stop = self._ask_no_more  # type: ignore[method-assign]
         self._serial = 0
-        self._began_s = time.monotonic()
-        self._times: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        self._has_warned = False
+        self._found: StudyResult | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiring study", daemon=True)
 
-    def _counted(self) -> int:
-        """Return how many trials are over and were not interrupted."""
-        trials = self._plan.study.get_trials(deepcopy=False)
-        return sum(each.state.is_finished() and each.user_attrs.get(REASON) != INTERRUPTED for each in trials)
+    def take_over(self, former: CopiedStudy, lost: Mapping[int, str], began_s: float) -> None:
+        """Go on with the study of a lost rank, in place of `start`. The ranks that are left send their standings.
+
+        Args:
+            former: the copy of the study.
+            lost: why each lost rank was lost.
+            began_s: when the study began, by `time.monotonic`.
+        """
+        self._former = former
+        self._ledger = StudyLedger(self._plan, self._copies, began_s, former.times)
+        self._came.put((0, LostRanks(ranks=lost)))
+        self._start()
 
     def _ask_no_more(self) -> None:
         self._left = 0
 
     def start(self) -> None:
         """Start the study."""
+        self._ledger.began_s = time.monotonic()
+        self._start()
+
+    def _start(self) -> None:
         if self._plan.writer is not None:
             self._plan.writer.start()
-        self._began_s = time.monotonic()
-        start_thread(self._thread, "rank 0 cannot start the thread that holds the study")
+        start_thread(self._thread, "this rank cannot start the thread that holds the study")
 
     def receive(self, sender: int, message: Message) -> None:
         """Take a message. The call does not block."""
@@ -107,22 +123,36 @@ class StudyHolder:
 
     def close(self, *, is_interrupted: bool) -> StudyResult:
         """End the study, wait for its storage, and return what it has found."""
+        self.give_up()
+        if self._thread.ident is not None:  # otherwise a rank was lost before the study began
+            self._thread.join(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
+        if self._found is None:
+            self._found = self._saved(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
+        return self._found
+
+    def give_up(self) -> None:
+        """End the study without a word: every rank has heard why. The call does not block."""
         self._is_over.set()
         self._came.put((0, None))
-        if self._thread.ident is not None:  # otherwise a rank was lost before the study began
-            self._thread.join(_INTERRUPTED_SAVE_S)
+
+    def _saved(self, seconds: float) -> StudyResult:
+        """Wait for the storage, and return what the study has found."""
         writer, unsaved = self._plan.writer, 0
         if writer is not None:
-            unsaved = writer.close(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
+            unsaved = writer.close(seconds)
             if unsaved:
                 _log.warning("trials: %d trials are not in the storage as they are in the result", unsaved)
-        return self._result(unsaved)
+        return self._ledger.result(unsaved)
 
     # ---- on the thread ----
 
     def _run(self) -> None:
         error = ""
         try:
+            if self._former is not None:
+                self._take_up(self._former)
+            if not self._is_over.is_set():
+                self._keep_copies()
             self._assign()
             while self._running and not self._is_over.is_set():
                 self._take()
@@ -135,8 +165,11 @@ class StudyHolder:
             return
         for serial in list(self._running):
             self._stop(serial, "the study cannot go on")
-        for rank in range(self._size):
-            self._messages.send(rank, StudyEnd(error))
+        self._found = self._saved(_SAVE_S)
+        # The rank that holds the study hears of its end last: if it is lost before, another one goes on.
+        lost = tuple(sorted(set(self._order) - self._live))
+        for rank in reversed(self._order):
+            self._messages.send(rank, StudyEnd(error, self._found, lost))
 
     def _take(self) -> None:
         """Wait for a message, or for the next time limit, and handle what has come."""
@@ -145,24 +178,115 @@ class StudyHolder:
             sender, message = self._came.get(timeout=min(1.0, max(0.0, next_s)))
         except queue.Empty:
             return
+        self._handle(sender, message)
+
+    def _handle(self, sender: int, message: Message) -> None:
+        if isinstance(message, LostRanks):
+            self._go_on_without(message.ranks)
+            return
         if isinstance(message, RankLoss):
-            self._is_over.set()  # each rank has heard of it itself
+            if self._copies is None:
+                self._is_over.set()  # each rank has heard of it itself
             return
         running = self._running.get(getattr(message, "serial", -1))
         if running is None or sender not in running.ranks:
             return
+        number = running.trial.number
         if isinstance(message, TrialReport):
             if not running.is_pruned:
-                running.trial.report(message.value, message.step)
-                self._note(running.trial.number)
+                self._ledger.report(number, message.value, message.step)
         elif isinstance(message, PruneQuestion):
-            prunes = running.is_pruned or running.trial.should_prune()
+            prunes = running.is_pruned or self._ledger.should_prune(number)
             running.is_pruned = prunes and message.ends
             answer = PruneAnswer(serial=message.serial, question=message.question, step=message.step, prunes=prunes)
             for rank in running.ranks:
                 self._messages.send(rank, answer)
         elif isinstance(message, ObjectiveOutcome):
             self._end_on(message.serial, running, sender, message)
+
+    # ---- lost ranks ----
+
+    def _keep_copies(self) -> None:
+        if self._copies is not None:
+            live = [rank for rank in self._order if rank in self._live]
+            self._copies.keep_on(live[1 : 1 + HOLDERS], self._ledger.times)
+
+    def _go_on_without(self, lost: Mapping[int, str]) -> None:
+        """End the trials of lost ranks, and give them no more."""
+        self._live -= set(lost)
+        self._free -= set(lost)
+        if self._former is None:
+            self._keep_copies()
+        for serial, running in list(self._running.items()):
+            for rank in set(running.ranks) & set(lost) - set(running.outcomes):
+                running.why = running.why or f"rank {rank} was lost: {lost[rank]}"
+                outcome = ObjectiveOutcome(serial=serial, state="failed", reason=running.why)
+                self._end_on(serial, running, rank, outcome)
+        for trial, count in list(self._waiting):
+            if count > len(self._live):
+                self._waiting.remove((trial, count))
+                self._ledger.fail(trial.number, f"it wants {count} ranks, and {len(self._live)} are left")
+        constant = self._plan.ranks_per_trial
+        if constant is not None and constant > len(self._live):
+            left = "1 rank is" if len(self._live) == 1 else f"{len(self._live)} ranks are"
+            raise StateError(f"{left} left, and ranks_per_trial={constant}")
+
+    def _take_up(self, former: CopiedStudy) -> None:
+        """Go on with the study of a lost rank once all ranks that are left have sent their standings."""
+        standings: dict[int, RankStanding] = {}
+        later: list[tuple[int, Message]] = []
+        lost: dict[int, str] = {}
+        while not self._is_over.is_set() and self._live - set(standings):
+            try:
+                sender, message = self._came.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if isinstance(message, RankStanding):
+                standings[sender] = message
+            elif isinstance(message, LostRanks):
+                lost.update(message.ranks)
+                self._live -= set(lost)
+            else:
+                later.append((sender, message))
+        self._keep_copies()
+        found = merged(former.assigned, standings)
+        self._serial = max([0, *found])
+        for serial, each in found.items():
+            if not self._ledger.is_over(each.assignment.number):
+                self._resume(serial, each)
+        begun = {each.assignment.number for each in found.values()}
+        unfinished = self._ledger.unfinished()
+        self._left = max(0, self._plan.trials - self._ledger.counted() - len(unfinished))
+        for trial in unfinished:
+            if trial.number not in begun:
+                self._expect(trial)
+        self._former = None
+        over, own = self._ledger.counted(), next(rank for rank in self._order if rank in self._live)
+        _log.warning(
+            "trials: rank %d holds the study now, as the rank before it was lost; %d trials are over", own, over
+        )
+        self._go_on_without(lost)
+        for sender, message in later:
+            self._handle(sender, message)
+
+    def _resume(self, serial: int, known: KnownTrial) -> None:
+        """Go on with a trial that ranks have got."""
+        told, now_s = known.assignment, time.monotonic()
+        self._running[serial] = RunningTrial(
+            trial=self._ledger.adopt(told.number, told.params),
+            ranks=told.ranks,
+            began_s=now_s - known.age_s,
+            until_s=now_s - known.age_s + self._plan.time_limit_s,
+        )
+        self._free -= set(told.ranks)
+        for rank in set(told.ranks) & self._live - set(known.records):  # the message to it was lost
+            self._messages.send(rank, told)
+        for rank, answer in known.missing_answers():
+            self._messages.send(rank, answer)
+        for sender, message in known.told():
+            self._handle(sender, message)
+
+    # ---- trials ----
 
     def _end_on(self, serial: int, running: RunningTrial, rank: int, outcome: ObjectiveOutcome) -> None:
         """Note that a trial has ended on one of its ranks; finish it after the last one."""
@@ -208,121 +332,59 @@ class StudyHolder:
 
     def _finish(self, running: RunningTrial) -> None:
         """Tell the study how a trial has ended, and free its ranks."""
-        from optuna.trial import TrialState  # noqa: PLC0415 -- as in space.py
-
         number, first = running.trial.number, running.outcomes[running.ranks[0]]
         failed = {rank: each for rank, each in sorted(running.outcomes.items()) if each.state == "failed"}
         reason = running.why or next((f"rank {rank}: {each.reason}" for rank, each in failed.items()), "")
         is_pruned = any(each.state == "pruned" for each in running.outcomes.values())
         if not reason and first.state == "stopped" and not is_pruned:
             reason = first.reason
-        running.trial.set_user_attr(RANKS, list(running.ranks))
-        if reason:
-            running.trial.set_user_attr(REASON, reason)
-            self._plan.study.tell(number, state=TrialState.FAIL)
-        elif first.state == "complete":
-            self._plan.study.tell(number, first.value)
-        else:
-            self._plan.study.tell(number, state=TrialState.PRUNED)
-        self._warn_of_silence(number, first)
-        now_s = time.monotonic() - self._began_s
-        self._times[number] = running.began_s - self._began_s, now_s, running.ranks
+        end = TrialEnd(value=first.value if first.state == "complete" else None, reason=reason)
+        self._ledger.end(running.trial, running.ranks, running.began_s, end)
         shown = first.state if first.value is None else f"complete {first.value}"
         shown = f"failed ({reason})" if reason else shown
         self._show(f"trial {number} on ranks {list(running.ranks)}: {shown}, {running.trial.params}")
-        self._note(number)
-        self._free.update(running.ranks)
-
-    def _warn_of_silence(self, number: int, first: ObjectiveOutcome) -> None:
-        """Warn once if there is a pruner, and a trial has ended without a report."""
-        import optuna  # noqa: PLC0415 -- as in space.py
-
-        if (
-            first.state != "complete"
-            or self._has_warned
-            or isinstance(self._plan.study.pruner, optuna.pruners.NopPruner)
-        ):
-            return
-        if not self._plan.study.get_trials(deepcopy=False)[number].intermediate_values:
-            self._has_warned = True
-            _log.warning(
-                "trials: trial %d has reported nothing, so the pruner cannot judge it: call trial.report", number
-            )
+        self._free.update(set(running.ranks) & self._live)
 
     def _assign(self) -> None:
         """Give free ranks their next trials."""
         while not self._is_over.is_set():
-            if self._waiting is None:
+            if not self._waiting:
                 if self._left == 0 or len(self._free) < (self._plan.ranks_per_trial or 1):
                     return
-                self._waiting = self._asked()
-                if self._waiting is None:
-                    continue
-            trial, count = self._waiting
+                self._left -= 1
+                self._expect(self._ledger.ask())
+                continue
+            trial, count = self._waiting[0]
             if len(self._free) < count:
                 return
-            self._waiting = None
-            ranks = chosen_ranks(self._free, count, self._plan.hosts)
-            self._free.difference_update(ranks)
-            now_s, self._serial = time.monotonic(), self._serial + 1
-            self._running[self._serial] = RunningTrial(
-                trial=trial, ranks=ranks, began_s=now_s, until_s=now_s + self._plan.time_limit_s
-            )
-            assignment = TrialAssignment(
-                serial=self._serial, number=trial.number, params=dict(trial.params), ranks=ranks
-            )
-            for rank in ranks:
-                over, self._over[rank] = tuple(self._over[rank]), []
-                self._messages.send(rank, replace(assignment, over=over))
+            self._waiting.popleft()
+            self._begin(trial, chosen_ranks(self._free, count, self._plan.hosts))
 
-    def _asked(self) -> "tuple[OptunaTrial, int] | None":
-        """Return the next trial and its number of ranks; None if that number is wrong, and the trial has failed."""
-        from optuna.trial import TrialState  # noqa: PLC0415 -- as in space.py
+    def _begin(self, trial: AskedTrial, ranks: tuple[int, ...]) -> None:
+        self._free.difference_update(ranks)
+        now_s, self._serial = time.monotonic(), self._serial + 1
+        self._running[self._serial] = RunningTrial(
+            trial=trial, ranks=ranks, began_s=now_s, until_s=now_s + self._plan.time_limit_s
+        )
+        assignment = TrialAssignment(serial=self._serial, number=trial.number, params=trial.params, ranks=ranks)
+        if self._copies is not None:
+            self._copies.note_assigned(assignment)
+        for rank in ranks:
+            over, self._over[rank] = tuple(self._over[rank]), []
+            self._messages.send(rank, replace(assignment, over=over))
 
-        self._left -= 1
-        trial = self._plan.study.ask(self._plan.space)
-        self._note(trial.number)
+    def _expect(self, trial: AskedTrial) -> None:
+        """Let a trial wait for free ranks. It fails if its number of ranks is wrong."""
+        size = len(self._live)
         try:
             count = self._plan.ranks_of(dict(trial.params))
-            reason = f"ranks_per_trial gave {count!r}; want a whole number, 1 to {self._size}"
+            reason = f"ranks_per_trial gave {count!r}; want a whole number, 1 to {size}"
         except Exception as error:  # noqa: BLE001 -- of the caller's function
             count, reason = None, f"ranks_per_trial: {type(error).__name__}: {error}"
-        if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= self._size:
-            return trial, count
-        trial.set_user_attr(REASON, reason)
-        self._plan.study.tell(trial.number, state=TrialState.FAIL)
-        _log.warning("trials: trial %d failed: %s", trial.number, reason)
-        self._note(trial.number)
-        return None
-
-    def _note(self, number: int) -> None:
-        if self._plan.writer is not None:
-            self._plan.writer.note(number)
-
-    def _result(self, unsaved: int) -> StudyResult:
-        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-        found = []
-        for each in self._plan.study.get_trials(deepcopy=False):
-            if each.state.name not in names:
-                continue
-            began_s, ended_s, ranks = self._times.get(each.number, (0.0, 0.0, ()))
-            found.append(
-                TrialResult(
-                    number=each.number,
-                    params=dict(each.params),
-                    state=names[each.state.name],
-                    value=each.values[0] if each.values else None,
-                    reason=each.user_attrs.get(REASON, ""),
-                    ranks=ranks,
-                    began_s=began_s,
-                    ended_s=ended_s,
-                    reports=dict(each.intermediate_values),
-                )
-            )
-        study = self._plan.study
-        return StudyResult(
-            name=study.study_name, direction=study.direction.name.lower(), trials=tuple(found), unsaved=unsaved
-        )
+        if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= size:
+            self._waiting.append((trial, count))
+        else:
+            self._ledger.fail(trial.number, reason)
 
 
 def chosen_ranks(free: set[int], count: int, hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class StudyArguments:
 class StudyPlan:
     """What to run."""
 
+    wanted: StudyArguments
     study: "Study"
     writer: StorageWriter | None
     space: dict[str, Any]  # Optuna's distributions
@@ -56,22 +57,20 @@ def plan_of(wanted: StudyArguments, hosts: Sequence[Sequence[int]]) -> StudyPlan
         ArgumentError: an argument is wrong.
         ImportError: Optuna is not installed.
     """
-    try:
-        import optuna  # noqa: PLC0415 -- only the rank that holds the study needs it
-    except ModuleNotFoundError as error:
-        raise ImportError("multiring.trials: Optuna is not installed; pip install 'multiring[trials]'") from error
+    optuna = imported_optuna()
     limit_s = _checked(wanted)
-    for kind, found in ((optuna.samplers.BaseSampler, wanted.sampler), (optuna.pruners.BasePruner, wanted.pruner)):
-        if found is not None and not isinstance(found, kind):
-            raise ArgumentError(f"{found!r}: want a {kind.__name__} of Optuna, or None")
+    checked_sampler(wanted.sampler)
+    if wanted.pruner is not None and not isinstance(wanted.pruner, optuna.pruners.BasePruner):
+        raise ArgumentError(f"pruner={wanted.pruner!r}: want a BasePruner of Optuna, or None")
     space = distributions_of(wanted.space)
-    ranks_of, constant = _ranks_of(wanted.ranks_per_trial, set(space), sum(map(len, hosts)))
+    ranks_of, constant = ranks_function(wanted.ranks_per_trial, set(space), sum(map(len, hosts)))
     storage, path = (None, None) if wanted.storage is None else opened(wanted.storage)
     pruner = optuna.pruners.NopPruner() if wanted.pruner is None else wanted.pruner
     study, writer = study_in_memory(wanted.name, wanted.direction, space, wanted.sampler, pruner, storage)
     if writer is not None and path is not None:
         writer.watch(path)
     return StudyPlan(
+        wanted=wanted,
         study=study,
         writer=writer,
         space=space,
@@ -83,12 +82,36 @@ def plan_of(wanted: StudyArguments, hosts: Sequence[Sequence[int]]) -> StudyPlan
     )
 
 
+def imported_optuna() -> Any:
+    """Return the module Optuna.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import optuna  # noqa: PLC0415 -- only the rank that holds the study needs it
+    except ModuleNotFoundError as error:
+        raise ImportError("multiring.trials: Optuna is not installed; pip install 'multiring[trials]'") from error
+    return optuna
+
+
+def checked_sampler(sampler: Any) -> None:
+    """Refuse what is no sampler of Optuna, and not None."""
+    if sampler is not None and not isinstance(sampler, imported_optuna().samplers.BaseSampler):
+        raise ArgumentError(f"sampler={sampler!r}: want a BaseSampler of Optuna, or None")
+
+
+def checked_direction(direction: Any) -> None:
+    """Refuse another direction than the two."""
+    if direction not in ("minimize", "maximize"):
+        raise ArgumentError(f"direction={direction!r}: want 'minimize' or 'maximize'")
+
+
 def _checked(wanted: StudyArguments) -> float:
     """Check the arguments that need no Optuna; return the time limit in seconds."""
     if isinstance(wanted.trials, bool) or not isinstance(wanted.trials, int) or wanted.trials < 1:
         raise ArgumentError(f"trials={wanted.trials!r}: want a whole number, 1 or more")
-    if wanted.direction not in ("minimize", "maximize"):
-        raise ArgumentError(f"direction={wanted.direction!r}: want 'minimize' or 'maximize'")
+    checked_direction(wanted.direction)
     if not isinstance(wanted.name, str) or not wanted.name:
         raise ArgumentError(f"name={wanted.name!r}: want a text")
     limit_s = _NEVER_S if wanted.time_limit_s is None else wanted.time_limit_s
@@ -97,8 +120,17 @@ def _checked(wanted: StudyArguments) -> float:
     return float(min(limit_s, _NEVER_S))
 
 
-def _ranks_of(wanted: Any, names: set[str], size: int) -> tuple[Callable[[dict[str, Any]], Any], int | None]:
-    """Return the function that gives a trial's number of ranks, and the number if it is the same for all."""
+def ranks_function(wanted: Any, names: set[str], size: int) -> tuple[Callable[[dict[str, Any]], Any], int | None]:
+    """Return the function that gives a trial's number of ranks, and the number if it is the same for all.
+
+    Args:
+        wanted: the argument `ranks_per_trial` of `run`.
+        names: the names of the parameters.
+        size: the number of ranks.
+
+    Raises:
+        ArgumentError: `wanted` is none of those.
+    """
     if isinstance(wanted, str):
         if wanted not in names:
             raise ArgumentError(f"ranks_per_trial={wanted!r}: want one of the parameters {sorted(names)}, or a number")

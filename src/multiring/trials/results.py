@@ -1,5 +1,6 @@
 """What a study has found: the same values on every rank."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +51,60 @@ class StudyResult:
             )
         sign = 1 if self.direction == "minimize" else -1
         return min(complete, key=lambda each: sign * (each.value or 0.0))
+
+
+class NoMemberError(MultiringError, ValueError):
+    """No member of the population has come to its end; the text has the first one's reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """One round of one member."""
+
+    member: int
+    round: int
+    params: dict[str, Any]  # with which it trained in this round
+    value: float
+    source: int | None  # the member whose state it copied after the round; None if it went on with its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PopulationResult:
+    """What a population has found: the same on every rank."""
+
+    direction: str  # "minimize" or "maximize"
+    rounds: tuple[RoundResult, ...]  # in the order of rounds, then of members
+    failures: Mapping[int, str]  # why members did not come to their end, by member
+    members: int
+
+    @property
+    def best(self) -> RoundResult:
+        """The best value of the last round of all members that came to their end; of equal ones, the first.
+
+        Its member has the trained state: `history(best.member)` tells with which parameters, round by round.
+
+        Raises:
+            NoMemberError: no member came to its end.
+        """
+        last = {each.member: each for each in self.rounds if each.member not in self.failures}
+        values = [each for each in last.values() if each.value == each.value]
+        if not values:
+            why = "; ".join(f"member {member}: {reason}" for member, reason in list(self.failures.items())[:1])
+            raise NoMemberError(f"none of {self.members} members has a value ({why or 'all are NaN'})")
+        sign = 1 if self.direction == "minimize" else -1
+        return min(values, key=lambda each: sign * each.value)
+
+    def history(self, member: int) -> list[RoundResult]:
+        """Return the rounds through which the state of a member has come, the first one first."""
+        found: list[RoundResult] = []
+        number = max((each.round for each in self.rounds), default=-1)
+        by_place = {(each.member, each.round): each for each in self.rounds}
+        while number >= 0:
+            copied = by_place.get((member, number))
+            if copied is not None and found and copied.source is not None:
+                member = copied.source
+                copied = by_place.get((member, number))
+            if copied is not None:
+                found.append(copied)
+            number -= 1
+        return found[::-1]

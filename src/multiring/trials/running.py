@@ -2,27 +2,48 @@
 
 import logging
 import pickle
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from multiring._frontend.elastic.running import Rejoining
 from multiring._frontend.lifecycle import init
 from multiring._frontend.process_sets import in_part
 from multiring._runtime import Group
 from multiring._runtime.group.generation_end import GenerationEnd
-from multiring._runtime.job.job import current
+from multiring._runtime.job.job import current, waits_outside
 from multiring._runtime.job.membership import Membership
 from multiring._runtime.job.world import World
 from multiring.errors import ArgumentError, MultiringError, PeerLostError, StateError
+from multiring.trials.copies import HOLDERS, StudyReplica, holding_order
 from multiring.trials.desk import TrialDesk
+from multiring.trials.following import VoteFollower
 from multiring.trials.holder import StudyHolder
-from multiring.trials.messages import Message, ObjectiveOutcome, TrialAssignment, TrialMessages
+from multiring.trials.messages import (
+    LostRanks,
+    Message,
+    ObjectiveOutcome,
+    PruneQuestion,
+    RankLoss,
+    RankStanding,
+    StudyCopy,
+    StudyEnd,
+    TrialAssignment,
+    TrialMessages,
+    TrialReport,
+)
 from multiring.trials.plan import RanksPerTrial, StudyArguments, StudyPlan, plan_of
 from multiring.trials.results import StudyResult
 from multiring.trials.trial import Trial, outcome_of_error, outcome_of_value
 
 _log = logging.getLogger("multiring")
+_SETTLED_S = 120.0  # a vote takes milliseconds; the ends of those that it leaves out may take 100 s
+_FROM_RANKS = (RankStanding, TrialReport, PruneQuestion, ObjectiveOutcome)
 
 
 def run(  # noqa: PLR0913 -- all but two by name
@@ -77,32 +98,65 @@ def run(  # noqa: PLR0913 -- all but two by name
             again.
         StateError: the sampler or the pruner raised an error, or the call is inside a trial.
     """
+    wanted = StudyArguments(
+        space=space,
+        trials=trials,
+        ranks_per_trial=ranks_per_trial,
+        direction=direction,
+        sampler=sampler,
+        pruner=pruner,
+        storage=storage,
+        name=name,
+        time_limit_s=time_limit_s,
+    )
+    start, plan = begin_together(objective, "run", lambda hosts: plan_of(wanted, hosts))
+    found: StudyResult = _TrialsRun(start, wanted, plan).result()
+    return found
+
+
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What ranks have in common when they begin a study."""
+
+    objective: Callable[[Any], Any]
+    world: World
+    group: Group  # all ranks; nothing else uses it
+
+
+def begin_together(
+    objective: Callable[[Any], Any], call: str, plan: Callable[[Sequence[Sequence[int]]], Plan]
+) -> tuple[RunStart, Plan | None]:
+    """Join the job, and make the plan of a study on rank 0; return it there, and None on other ranks.
+
+    Args:
+        objective: the user's.
+        call: the name of the public function, for errors.
+        plan: checks rank 0's arguments; takes the ranks of each host.
+
+    Raises:
+        ArgumentError: on every rank, as `plan`; or `objective` is no function.
+        StateError: the call is inside a trial.
+    """
     init()
+    if waits_outside():
+        raise StateError(f"trials.{call}: this process would replace a lost rank, and a study takes no new ranks")
     world = current()
     if world.whole is not None:
-        raise StateError("trials.run: this is a trial of another study; want the call outside the objective")
+        raise StateError(f"trials.{call}: this is a trial of another study; want the call outside the objective")
     if not callable(objective):
         raise ArgumentError(f"objective={objective!r}: want a function of a trial")
     group = world.group.twin()
-    plan, refusal = None, None
+    found, refusal = None, None
     if group.rank == 0:
         try:
-            wanted = StudyArguments(
-                space=space,
-                trials=trials,
-                ranks_per_trial=ranks_per_trial,
-                direction=direction,
-                sampler=sampler,
-                pruner=pruner,
-                storage=storage,
-                name=name,
-                time_limit_s=time_limit_s,
-            )
-            plan = plan_of(wanted, world.membership.topology.hosts)
+            found = plan(world.membership.topology.hosts)
         except Exception as error:  # noqa: BLE001 -- it is raised on every rank
             refusal = error
     _raise_everywhere(group, refusal)
-    return _Run(objective, world, group, plan).result()
+    return RunStart(objective, world, group), found
 
 
 def _raise_everywhere(group: Group, error: Exception | None) -> None:
@@ -126,52 +180,103 @@ def _told(group: Group, value: Any) -> Any:
     return pickle.loads(data.tobytes())  # noqa: S301 -- from rank 0, which has proved to know the job's secret
 
 
-class _Run:
-    """One call of `run` on this rank."""
+class Holder(Protocol):
+    """What holds a study on one of its ranks."""
 
-    def __init__(self, objective: Callable[[Trial], Any], world: World, group: Group, plan: StudyPlan | None) -> None:
-        self._objective, self._world, self._group = objective, world, group
+    def start(self) -> None:
+        """Start the study."""
+
+    def receive(self, sender: int, message: Message) -> None:
+        """Take a message. The call does not block."""
+
+    def give_up(self) -> None:
+        """End the study without a word. The call does not block."""
+
+    def close(self, *, is_interrupted: bool) -> Any:
+        """End the study, and return what it has found."""
+
+
+class StudyRun:
+    """One call on this rank that runs a study, which ends if a rank is lost.
+
+    A subclass makes the holder, on the rank that holds the study, and the trials.
+    """
+
+    def __init__(self, start: RunStart) -> None:
+        self._objective, self._world, self._group = start.objective, start.world, start.group
         self._desk = TrialDesk()
-        self._ends: dict[int, GenerationEnd] = {}  # of trials that may still run on other ranks, by assignment
-        self._holder: StudyHolder | None = None
-        self._messages = TrialMessages(group, self._receive)
+        self._ends: dict[int, tuple[GenerationEnd, tuple[int, ...]]] = {}  # of trials that may still run elsewhere
+        self._lost: dict[int, str] = {}  # why each lost rank was lost; ranks have their numbers at the study's start
+        self._holder: Holder | None = None
+        self._messages = TrialMessages(start.group, self._receive)
         self._desk.messages = self._messages
-        if plan is not None:
-            self._holder = StudyHolder(plan, self._messages)
 
     def _receive(self, sender: int, message: Message) -> None:
+        if isinstance(message, RankLoss):
+            self._desk.fail(PeerLostError(f"trials: rank {message.rank} is lost: {message.why}"))
         # What ranks tell the study, and what the study tells this rank, differ by their classes.
         self._desk.receive(sender, message)
         if self._holder is not None:
             self._holder.receive(sender, message)
 
-    def result(self) -> StudyResult:
+    def _trial(self, told: TrialAssignment, group: Group) -> Any:
+        """Return what the objective gets: an object with `ranks` and `group`."""
+        raise NotImplementedError
+
+    def _ended(self, serial: int, value: Any) -> ObjectiveOutcome:
+        """Return the outcome of an objective that has returned `value`."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Prepare for messages, before other ranks send them."""
+
+    def _part(self) -> None:
+        """Wait until all ranks have heard of the study's end: the news that one has left must not come before it."""
+        self._group.barrier(label="trials")
+
+    def _leave(self, *, is_interrupted: bool) -> None:
+        """Receive nothing more."""
+        del is_interrupted
+        self._messages.close()
+
+    def _settle(self) -> None:
+        """After a failed operation: wait until it is known whether a rank is lost; raise an error if that ends it."""
+        self._desk.require_ranks()
+
+    def result(self) -> Any:
         """Run the trials that this rank gets; return the study's result once it is over."""
-        found, is_interrupted = None, True
+        is_interrupted = True
         try:
+            self._begin()
             self._group.barrier(label="trials")  # from here on, every rank receives messages
             if self._holder is not None:
                 self._holder.start()
             while isinstance(told := self._desk.next(), TrialAssignment):
                 self._run(told)
-            if told.error:
-                raise StateError(f"trials.run: the study cannot go on: {told.error}")
+            if told.error or told.result is None:
+                raise StateError(f"trials: the study cannot go on: {told.error}")
             is_interrupted = False
+            self._part()
         finally:
             if self._holder is not None:
-                found = self._holder.close(is_interrupted=is_interrupted)
-            self._messages.close()
-        result: StudyResult = _told(self._group, found)
-        for end in self._ends.values():  # the holder has heard the end of every trial from all its ranks
+                self._holder.close(is_interrupted=is_interrupted)
+            self._leave(is_interrupted=is_interrupted)
+        for end, ranks in self._ends.values():  # the holder has heard the end of every trial from all its ranks
+            self._recycle(end, ranks)
+        return told.result
+
+    def _recycle(self, end: GenerationEnd, ranks: tuple[int, ...]) -> None:
+        if not set(ranks) & set(self._lost):  # a lost rank might have been writing
             end.recycle(self._world.context)
-        return result
 
     def _run(self, told: TrialAssignment) -> None:
         """Run the objective of a trial as a part of the job, and tell the study how it ended."""
         world = self._world
         for serial in told.over:
-            self._ends.pop(serial).recycle(world.context)
-        end = self._ends[told.serial] = GenerationEnd(world.services.world_rank, may_end=True, recycles=True)
+            if serial in self._ends:
+                self._recycle(*self._ends.pop(serial))
+        end = GenerationEnd(world.services.world_rank, may_end=True, recycles=True)
+        self._ends[told.serial] = end, told.ranks
         membership = Membership(
             job=f"{world.membership.key}|trials {self._group.calls.id}.{told.serial}",
             number=0,
@@ -180,15 +285,15 @@ class _Run:
             topology=world.membership.topology.restricted(told.ranks),
         )
         with in_part(membership, end) as group:
-            trial = Trial(self._desk, told.serial, told.number, dict(told.params), told.ranks, group)
+            trial = self._trial(told, group)
             outcome = self._outcome(trial, told.serial, end)
         self._desk.tell(outcome)
 
-    def _outcome(self, trial: Trial, serial: int, end: GenerationEnd) -> ObjectiveOutcome:
+    def _outcome(self, trial: Any, serial: int, end: GenerationEnd) -> ObjectiveOutcome:
         self._desk.begin(serial, end)
         try:
             try:
-                outcome = outcome_of_value(serial, self._objective(trial))
+                outcome = self._ended(serial, self._objective(trial))
             finally:
                 self._desk.leave()
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 -- told to the study, or raised
@@ -197,10 +302,13 @@ class _Run:
             return ObjectiveOutcome(serial=serial, state="stopped", reason=self._desk.why_stopped(serial) or "")
         return outcome
 
-    def _outcome_of(self, error: BaseException, trial: Trial, serial: int) -> ObjectiveOutcome:
+    def _outcome_of(self, error: BaseException, trial: Any, serial: int) -> ObjectiveOutcome:
         """Return the outcome of an objective that raised an error; raise it if it ends the study on this rank."""
-        if isinstance(error, PeerLostError):  # perhaps because a rank is lost, which ends the study
-            self._desk.require_ranks()
+        if isinstance(error, PeerLostError):  # perhaps because a rank is lost, which may end the study
+            self._settle()
+            if lost := sorted(set(trial.ranks) & set(self._lost)):
+                reason = f"rank {lost[0]} was lost: {self._lost[lost[0]]}"
+                return ObjectiveOutcome(serial=serial, state="stopped", reason=reason)
         if self._desk.why_stopped(serial) is not None:
             return ObjectiveOutcome(serial=serial, state="stopped", reason=self._desk.why_stopped(serial) or "")
         if isinstance(error, KeyboardInterrupt):
@@ -211,3 +319,157 @@ class _Run:
             rank = trial.ranks[trial.group.rank]
             _log.warning("trials: trial %d failed on rank %d", trial.number, rank, exc_info=error)
         return outcome
+
+
+class _TrialsRun(StudyRun):
+    """One call of `run` on this rank. If ranks vote on who goes on, the study moves when its rank is lost."""
+
+    _holder: StudyHolder | None
+
+    def __init__(self, start: RunStart, wanted: StudyArguments, plan: StudyPlan | None) -> None:
+        self._wanted = wanted
+        self._moves = start.world.vote is not None
+        self._order = holding_order(start.world.membership.topology.hosts)
+        self._began_s = time.monotonic()
+        self._replica = StudyReplica()
+        self._end: StudyEnd | None = None
+        self._lock = threading.Lock()
+        self._early: list[tuple[int, Message]] = []  # what came for a holder that this rank may become
+        self._follower = VoteFollower(start.world, self._go_on_without, self._fail)
+        super().__init__(start)
+        if plan is not None:
+            self._holder = StudyHolder(plan, self._messages, moves=self._moves)
+
+    def _trial(self, told: TrialAssignment, group: Group) -> Trial:
+        return Trial(self._desk, told.serial, told.number, dict(told.params), told.ranks, group)
+
+    def _ended(self, serial: int, value: Any) -> ObjectiveOutcome:
+        return outcome_of_value(serial, value)
+
+    def _receive(self, sender: int, message: Message) -> None:
+        if not self._moves:
+            super()._receive(sender, message)
+            return
+        if sender in self._lost:
+            return
+        if isinstance(message, StudyCopy):
+            self._replica.take(message)
+        elif isinstance(message, RankLoss):
+            self._lose(message)
+        else:
+            if isinstance(message, StudyEnd):
+                self._end = self._end or message
+            elif isinstance(message, RankStanding) and self._end is not None:
+                self._spread_end()
+            # What ranks tell the study, and what the study tells this rank, differ by their classes.
+            self._desk.receive(sender, message)
+            with self._lock:
+                if self._holder is not None:
+                    self._holder.receive(sender, message)
+                elif isinstance(message, _FROM_RANKS):
+                    self._early.append((sender, message))
+
+    def _lose(self, message: RankLoss) -> None:
+        if self._end is None:
+            self._follower.lose(message.rank, message.why)
+        elif message.died:
+            self._spread_end()
+
+    def _spread_end(self) -> None:
+        """Tell the other ranks that the study is over: the rank that held it may have told only some of them."""
+        end, ranks = self._end, [rank for rank in self._order if rank not in (self._group.rank, *self._lost)]
+
+        def send() -> None:
+            with suppress(MultiringError):  # this rank leaves, or the other one takes nothing
+                for rank in ranks:
+                    self._messages.send(rank, end)
+
+        threading.Thread(target=send, name="multiring study end", daemon=True).start()
+
+    def _fail(self, why: str) -> None:
+        """End the study on this rank, as the ranks that are left cannot go on."""
+        self._desk.fail(StateError(f"trials: {why}"))
+        if self._holder is not None:
+            self._holder.give_up()
+
+    def _go_on_without(self, why: Mapping[int, str]) -> None:
+        """Go on without lost ranks, perhaps as the rank that holds the study."""
+        self._lost.update(why)
+        live = [rank for rank in self._order if rank not in self._lost]
+        own, holders = self._group.rank, live[: 1 + HOLDERS]
+        self._messages.link(live if own in holders else holders)
+        if self._end is not None:
+            self._spread_end()
+            return
+        if own == live[0] and self._holder is None:
+            self._hold()
+        elif self._holder is not None:
+            self._holder.receive(own, LostRanks(ranks=why))
+        self._desk.move(live[0])
+
+    def _hold(self) -> None:
+        """Go on with the study from the copy of this rank."""
+        try:
+            former = self._replica.study(self._wanted, self._world.membership.topology.hosts)
+        except StateError as error:
+            self._end = StudyEnd(str(error))
+            self._desk.receive(self._group.rank, self._end)
+            self._spread_end()
+            return
+        holder = StudyHolder(former.plan, self._messages, moves=True)
+        with self._lock:
+            self._holder = holder
+            for sender, message in self._early:
+                holder.receive(sender, message)
+            self._early.clear()
+        holder.take_over(former, self._lost, self._began_s)
+
+    def _begin(self) -> None:
+        if self._moves:
+            holders = self._order[: 1 + HOLDERS]
+            self._messages.link(self._order if self._group.rank in holders else holders)
+            self._follower.start()
+
+    def _leave(self, *, is_interrupted: bool) -> None:
+        """Receive nothing more.
+
+        If ranks may be lost, this rank goes on to tell others of the study's end, until the end of its next study.
+        """
+        self._follower.stop()
+        if is_interrupted or not self._moves:
+            self._messages.close()
+        else:
+            self._world.job_objects.made(_LastStudy, _LastStudy).replace(self._messages)
+
+    def _settle(self) -> None:
+        self._desk.require_ranks()
+        if self._moves:
+            self._follower.wait_until_settled(_SETTLED_S)
+            self._desk.require_ranks()
+
+    def _part(self) -> None:
+        if not self._moves:
+            super()._part()
+            return
+        if self._end is not None:
+            self._follower.wait_until_settled(_SETTLED_S, self._end.lost)
+        group = self._group
+        if self._follower.has_moved:
+            Rejoining().join_again()
+            group = current().group.twin()
+        # Without it, a rank is lost now. Those that have not heard of the end yet hear of it from any other rank.
+        with suppress(PeerLostError):
+            group.barrier(label="trials")
+
+
+class _LastStudy:
+    """The messages of the last study in this job."""
+
+    def __init__(self) -> None:
+        self._messages: TrialMessages | None = None
+
+    def replace(self, messages: TrialMessages) -> None:
+        """Close those of the study before."""
+        if self._messages is not None:
+            self._messages.close()
+        self._messages = messages

@@ -32,7 +32,8 @@ _LOST_S, _TURN_S = 5.0, 0.1  # how long the end of a study waits for a storage t
 _SQLITE = {".db", ".sqlite", ".sqlite3"}
 REASON, RANKS, SPACE = "multiring:reason", "multiring:ranks", "multiring:space"  # attributes that a study's page shows
 COMMAND, JUDGED = "multiring:command", "multiring:judged"  # the words of a trial's command; figures of new seeds
-INTERRUPTED = "interrupted: its job ended first; its parameters are tried again as another trial"
+_INTERRUPTED = "interrupted: "  # the reasons of trials that do not count
+INTERRUPTED = f"{_INTERRUPTED}its job ended first; its parameters are tried again as another trial"
 
 
 def opened(storage: Any) -> "tuple[BaseStorage, Path | None]":
@@ -76,6 +77,36 @@ def _shown(url: str) -> str:
 def _first_line(error: BaseException) -> str:
     root = error.__cause__ or error
     return f"{type(root).__name__}: {str(root).partition(chr(10))[0]}"
+
+
+def is_interrupted(trial: "FrozenTrial") -> bool:
+    """Return whether a trial does not count, because its job ended, or the rank that held the study was lost."""
+    return str(trial.user_attrs.get(REASON, "")).startswith(_INTERRUPTED)
+
+
+def later(study: "Study", storage: "Callable[[], Any]") -> "StorageWriter":
+    """Return a writer that opens its storage on its own thread: nothing waits for a storage that is slow or gone.
+
+    Args:
+        study: a study in memory that `storage` has in an earlier state.
+        storage: returns what `opened` takes.
+    """
+    writer = StorageWriter(study, None, -1, [])
+
+    def opening() -> None:
+        import optuna  # noqa: PLC0415 -- as in space.py
+
+        found, path = opened(storage())
+        name, direction = study.study_name, study.direction
+        kept = optuna.create_study(storage=found, study_name=name, direction=direction, load_if_exists=True)
+        trials = kept.get_trials(deepcopy=False)
+        writer.write_to(found, kept._study_id, [each._trial_id for each in trials])  # noqa: SLF001 -- as below
+        kept.set_user_attr(SPACE, study.user_attrs.get(SPACE))
+        if path is not None:
+            writer.watch(path)
+
+    writer.opening = opening
+    return writer
 
 
 def study_in_memory(
@@ -155,13 +186,17 @@ class StorageWriter:
 
     Args:
         study: the study in memory.
-        storage: the storage to write to. No other program may add trials to this study meanwhile.
+        storage: the storage to write to. No other program may add trials to this study meanwhile. None: `opening` gives
+            it.
         number: the number of the study in `storage`.
         known: the numbers that the study's trials have in `storage` so far.
     """
 
-    def __init__(self, study: "Study", storage: "BaseStorage", number: int, known: list[int]) -> None:
-        self._study, self._storage, self._number, self._known = study, storage, number, known
+    def __init__(self, study: "Study", storage: "BaseStorage | None", number: int, known: list[int]) -> None:
+        self._study, self._number, self._known = study, number, known
+        self._storage: Any = storage
+        self.opening: Callable[[], None] = lambda: None  # calls `write_to` if there is no storage yet
+        self._refused: set[int] = set()  # trials whose numbers others have in the storage
         self._written: dict[int, FrozenTrial] = {}
         self._changed = threading.Condition()
         self._dirty: dict[int, FrozenTrial] = {}  # the trials to write, as they are in memory
@@ -182,6 +217,10 @@ class StorageWriter:
                 raise FileNotFoundError(f"{path} was replaced by another file")
 
         self.require = require
+
+    def write_to(self, storage: "BaseStorage", number: int, known: list[int]) -> None:
+        """Take the storage; the arguments are those of the class."""
+        self._storage, self._number, self._known = storage, number, known
 
     def start(self) -> None:
         """Start the thread."""
@@ -207,7 +246,7 @@ class StorageWriter:
     def unsaved(self) -> int:
         """The number of trials that the storage does not have as they are in memory."""
         with self._changed:
-            return len(self._dirty.keys() | self._writing)
+            return len(self._dirty.keys() | self._writing | self._refused)
 
     def close(self, seconds: float) -> int:
         """Wait until all is written, but at most `seconds`, or less if the storage is lost.
@@ -236,6 +275,8 @@ class StorageWriter:
                 now = self._dirty.pop(number)
                 self._writing = {number}
             try:
+                if self._storage is None:
+                    self.opening()
                 self.require()
                 self._write(number, now)
             except Exception as error:  # noqa: BLE001 -- each storage has errors of its own, and the study goes on
@@ -274,6 +315,12 @@ class StorageWriter:
             self._known.append(self._storage.get_trial_id_from_study_id_trial_number(self._number, number))
         trial = self._known[number]
         before: Any = self._written.get(number) or self._storage.get_trial(trial)
+        if any(before.params[name] != value for name, value in now.params.items() if name in before.params):
+            # The study has moved, and its last trial had come to the storage, but not to the study's copy.
+            if number not in self._refused:
+                _log.warning("trials: the storage has another trial %d, so this one is not written", number)
+            self._refused.add(number)
+            return
         if before.state.is_finished():
             return
         self._write_parts(trial, before, now)

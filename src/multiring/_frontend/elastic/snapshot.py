@@ -50,10 +50,14 @@ class Outline:
             at += _room(each)
 
 
-def value_in(array: Bytes) -> Any:
-    """Return a value that was copied into `array`. It has its own memory.
+def value_in(array: Bytes, *, shares: bool = False) -> Any:
+    """Return a value that was copied into `array`.
 
     Unpickling is safe here for the reason that multiring._frontend.object_collectives gives.
+
+    Args:
+        array: the memory.
+        shares: whether the value's arrays stay in `array`. Otherwise they have their own memory.
     """
     count = int(array[:8].view(np.int64)[0])
     sizes = array[8 : 8 * (count + 1)].view(np.int64).tolist()
@@ -61,7 +65,8 @@ def value_in(array: Bytes) -> Any:
     for size in sizes:
         parts.append(array[at : at + size])
         at += _padded(size)
-    return pickle.loads(parts[0].tobytes(), buffers=[bytearray(each) for each in parts[1:]])  # noqa: S301 -- see above
+    buffers = parts[1:] if shares else [bytearray(each) for each in parts[1:]]
+    return pickle.loads(parts[0].tobytes(), buffers=buffers)  # noqa: S301 -- see above
 
 
 def _room(part: Bytes) -> int:

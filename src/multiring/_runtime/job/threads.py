@@ -53,6 +53,8 @@ _OWN_THREADS = {
     "multiring munge",
     "multiring study",
     "multiring study storage",
+    "multiring study votes",
+    "multiring study end",
 }
 _ENGINES = "multiring engine "  # the beginning of the names of threads that start operations of engines, in order
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code

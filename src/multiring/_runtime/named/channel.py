@@ -4,7 +4,9 @@ Each message is sent as one or several control messages.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 from multiring._native import NOTE_BYTES, ControlMessage
@@ -44,10 +46,18 @@ class ControlChannel:
 
     def send(self, to: int, generation: int, kind: MessageKind, payload: bytes) -> None:
         """Send a message to rank `to` of the set. A message to a lost rank is dropped."""
-        parts = [payload[at : at + NOTE_BYTES] for at in range(0, len(payload), NOTE_BYTES)]
-        for index, part in enumerate(parts):
-            more = index < len(parts) - 1
-            self.control.send(self.ranks[to], self._group, generation << 8 | kind << 1 | more, part)
+        for send_part in self.parts(to, generation, kind, payload):
+            send_part()
+
+    def parts(self, to: int, generation: int, kind: MessageKind, payload: bytes) -> Iterator[Callable[[], bool]]:
+        """Yield calls that send a message to rank `to` part by part; see `send`.
+
+        A caller whose part is refused may repeat the call. It must not begin the message anew.
+        """
+        for at in range(0, len(payload), NOTE_BYTES):
+            tag = generation << 8 | kind << 1 | (at + NOTE_BYTES < len(payload))
+            part = payload[at : at + NOTE_BYTES]
+            yield partial(self.control.send, self.ranks[to], self._group, tag, part)
 
     def receive(self, notice: ControlMessage) -> Message | None:
         """Add a received part. Return the message if it is complete now, else None.
