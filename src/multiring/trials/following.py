@@ -107,4 +107,4 @@ class VoteFollower:
         """Return why each of the ranks is lost. A rank's last messages come before this rank knows it by itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or set(out) <= set(self._why), _NEWS_S)
-            return {rank: self._why.get(rank, "the other ranks do not reach it") for rank in out}
+            return {rank: self._why.get(rank, "the other ranks have gone on without it") for rank in out}
