@@ -121,6 +121,9 @@ void bind_context(nb::module_& m) {
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address and return the port, the first free one of the range. Each call adds a rail.")
+      .def("use_connections", &Context::use_connections, nb::arg("count"),
+           "Divide each rail to another host into `count` connections, each with a thread. All ranks must do the same "
+           "before `connect`.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
            nb::arg("disturbed"),
            "Connect to the peers; return False if `disturbed` returned True first. Each peer is (rank, is on the same "

@@ -24,7 +24,7 @@ struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
   Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1, double wire_timeout_s = 60,
-      bool seal = false, bool votes = false, bool chain = false) {
+      bool seal = false, bool votes = false, bool chain = false, uint16_t connections = 1) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret of sixteen", .segment_bytes = size_t{1} << 28,
@@ -40,6 +40,7 @@ struct Job {
         addresses.back().rails.push_back({host, context.listen(host, 0, 0)});
       }
     }
+    for (const auto& context : ranks) context->use_connections(connections);
     in_parallel([&](int rank) {
       std::vector<int> local;
       std::vector<int> neighbours;

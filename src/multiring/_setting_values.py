@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+MOST_CONNECTIONS = 64  # of a rail; the core has the same limit (native/core/rank/context.cc)
 _NAMES = "MULTIRING_"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")

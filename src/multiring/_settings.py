@@ -121,6 +121,14 @@ class Settings:
         values.SECONDS,
         "a rail without any reply for this long is given up if another rail works",
     )
+    connections: int | None = _setting(
+        "MULTIRING_CONNECTIONS",
+        values.between(1, values.MOST_CONNECTIONS),
+        None,
+        f"1 to {values.MOST_CONNECTIONS}",
+        "connections to each rank of another host, each with a thread; the same on all ranks. Default: as many as the "
+        "topology file's rate needs and free cores allow, 1 without a file (docs/topology.md)",
+    )
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",
         values.wire_timeout,

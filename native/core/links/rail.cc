@@ -42,7 +42,7 @@ AddressInfo address_of(const std::string& host, uint16_t port, const std::string
 
 Rail::~Rail() {
   if (handshake_) poller_.remove(handshake_->fd());
-  if (socket_.valid()) poller_.remove(socket_.get());
+  if (socket_.valid()) watcher().remove(socket_.get());
 }
 
 void Rail::call(const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
@@ -90,7 +90,7 @@ void Rail::watch_socket() {
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
   ask_when_idle();
-  poller_.add(socket_.get(), EPOLLIN | EPOLLRDHUP, [this](uint32_t events) { on_ready(events); });
+  watcher().add(socket_.get(), EPOLLIN | EPOLLRDHUP, [this](uint32_t events) { on_ready(events); });
   owner_.on_up(*this);
 }
 
@@ -163,11 +163,13 @@ void Rail::give_up() {
 }
 
 void Rail::close() {
+  settle_write();
+  settle_read();
   call_.reset();
   if (handshake_) poller_.remove(handshake_->fd());
   handshake_.reset();
   last_health_ = health();
-  if (socket_.valid()) poller_.remove(socket_.get());
+  if (socket_.valid()) watcher().remove(socket_.get());
   socket_.reset();
   state_ = RailState::closed;
   wants_write_ = false;
@@ -208,18 +210,104 @@ void Rail::push(Outgoing outgoing) {
 void Rail::push_urgent(Outgoing outgoing) {
   // Insert behind the last non-data frame, because non-data frames stay in order.
   const auto behind =
-      std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.sent > 0; });
+      std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.has_begun(); });
   queue_.insert(behind.base(), std::move(outgoing));
 }
 
 void Rail::push_first(std::deque<Outgoing> frames) {
   queued_data_ +=
       static_cast<size_t>(std::count_if(frames.begin(), frames.end(), [](const Outgoing& o) { return o.is_data(); }));
-  const auto before = std::find_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.sent == 0; });
+  const auto before = std::find_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return !o.has_begun(); });
   queue_.insert(before, std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
 }
 
-bool Rail::flush() {
+size_t Rail::queued_bytes() const {
+  size_t sum = 0;
+  for (const Outgoing& outgoing : queue_) sum += outgoing.size() - outgoing.sent;
+  return sum;
+}
+
+bool Rail::leaves_to_thread() {
+  if (thread_ == nullptr || (!is_writing_ && queued_bytes() <= kFewBytes)) return false;
+  thread_->wake();
+  return true;
+}
+
+// Collects the next bytes of the queue for a write. Returns the number of parts.
+size_t Rail::gather(std::span<iovec> parts, bool in_thread) {
+  write_ = {};
+  size_t count = 0;
+  for (auto at = queue_.begin(); at != queue_.end() && count + 2 <= parts.size(); ++at) {
+    const size_t header = at->sent < sizeof(Packet) ? sizeof(Packet) - at->sent : 0;
+    if (header > 0) parts[count++] = {reinterpret_cast<char*>(&at->packet) + at->sent, header};
+    const size_t payload = at->size() - at->sent - header;
+    if (payload > 0) {
+      const std::byte* from = at->payload + (at->sent + header - sizeof(Packet));
+      parts[count++] = {const_cast<std::byte*>(from), payload};
+    }
+    at->in_flight = in_thread;
+    write_.offered += header + payload;
+  }
+  return count;
+}
+
+// Writes without the mutex. Another thread that needs the result meanwhile accounts for it (settle_write).
+void Rail::write_aside(std::span<iovec> parts) {
+  is_writing_ = true;
+  write_call_.lock();
+  thread_->mutex.unlock();
+  write_.wrote = write(parts);
+  write_.error = errno;
+  write_call_.unlock();
+  thread_->mutex.lock();
+}
+
+// Waits until the thread's write has ended, and accounts for it. The caller holds RankState::mutex.
+void Rail::settle_write() {
+  if (!is_writing_) return;
+  { const std::lock_guard wait(write_call_); }
+  account_for_write();
+}
+
+void Rail::settle_read() {
+  if (!is_reading_) return;
+  const std::lock_guard wait(read_call_);
+}
+
+// Applies the result of the last write to the queue. Returns true if the kernel may accept more.
+bool Rail::account_for_write() {
+  if (std::exchange(is_writing_, false)) {
+    for (Outgoing& outgoing : queue_) outgoing.in_flight = false;
+  }
+  if (write_.wrote < 0) {
+    if (write_.error == EINTR) return true;
+    // A peer that left has closed its end. This rank must still read its last messages, and then the end.
+    wants_write_ = write_.error == EAGAIN;
+    is_mute_ = !wants_write_;
+    return false;
+  }
+  written_ = stream_ ? stream_->produced() : written_ + static_cast<uint64_t>(write_.wrote);
+  auto left = static_cast<size_t>(write_.wrote);
+  while (left > 0) {
+    Outgoing& first = queue_.front();
+    const size_t step = std::min(left, first.size() - first.sent);
+    first.sent += step;
+    left -= step;
+    if (first.sent < first.size()) break;
+    if (first.is_data()) --queued_data_;
+    if (first.stream != nullptr) first.stream->taken += first.packet.frame.length;
+    if (keeps_) {
+      first.end = stream_ ? written_ : written_ - left;  // a sealed frame arrives with its record
+      unacknowledged_.push_back(std::move(first));
+    }
+    queue_.pop_front();
+  }
+  wants_write_ = stream_ ? stream_->pending() > 0 : static_cast<size_t>(write_.wrote) < write_.offered;
+  return !wants_write_;
+}
+
+bool Rail::flush(bool in_thread) {
+  if (is_writing_) return false;  // the rail's thread goes on with the queue
   bool any = false;
   wants_write_ = false;
   if (pending() > 0 && socket_.valid() && !is_mute_) {
@@ -232,47 +320,16 @@ bool Rail::flush() {
   }
   while (socket_.valid() && !is_mute_ && !wants_write_ && !queue_.empty()) {
     std::array<iovec, 16> parts{};
-    size_t count = 0;
-    size_t offered = 0;
-    for (auto at = queue_.begin(); at != queue_.end() && count + 2 <= parts.size(); ++at) {
-      const size_t header = at->sent < sizeof(Packet) ? sizeof(Packet) - at->sent : 0;
-      if (header > 0) parts[count++] = {reinterpret_cast<char*>(&at->packet) + at->sent, header};
-      const size_t payload = at->size() - at->sent - header;
-      if (payload > 0) {
-        const std::byte* from = at->payload + (at->sent + header - sizeof(Packet));
-        parts[count++] = {const_cast<std::byte*>(from), payload};
-      }
-      offered += header + payload;
+    const size_t count = gather(parts, in_thread);
+    if (in_thread) {
+      write_aside({parts.data(), count});
+      if (!is_writing_) return true;  // another thread has accounted for it
+    } else {
+      write_.wrote = write({parts.data(), count});
+      write_.error = errno;
     }
-    const ssize_t wrote = write({parts.data(), count});
-    if (wrote < 0) {
-      if (errno == EINTR) continue;
-      // A peer that left has closed its end. This rank must still read its last messages, and then the end.
-      wants_write_ = errno == EAGAIN;
-      is_mute_ = !wants_write_;
-      break;
-    }
-    any = true;
-    written_ = stream_ ? stream_->produced() : written_ + static_cast<uint64_t>(wrote);
-    auto left = static_cast<size_t>(wrote);
-    while (left > 0) {
-      Outgoing& first = queue_.front();
-      const size_t step = std::min(left, first.size() - first.sent);
-      first.sent += step;
-      left -= step;
-      if (first.sent < first.size()) break;
-      if (first.is_data()) --queued_data_;
-      if (first.stream != nullptr) first.stream->taken += first.packet.frame.length;
-      if (keeps_) {
-        first.end = stream_ ? written_ : written_ - left;  // a sealed frame arrives with its record
-        unacknowledged_.push_back(std::move(first));
-      }
-      queue_.pop_front();
-    }
-    if (stream_ ? stream_->pending() > 0 : static_cast<size_t>(wrote) < offered) {
-      wants_write_ = true;
-      break;
-    }
+    any |= write_.wrote > 0;
+    if (!account_for_write() || in_thread) break;
   }
   if (keeps_ && any) drop_acknowledged();
   return any;
@@ -281,7 +338,7 @@ bool Rail::flush() {
 void Rail::watch_writes() {
   if (!socket_.valid() || wants_write_ == watches_write_) return;
   watches_write_ = wants_write_;
-  poller_.change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
+  watcher().change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
 }
 
 size_t Rail::in_transit() const {
@@ -303,9 +360,10 @@ bool Rail::holds_unacknowledged() {
 }
 
 std::deque<Outgoing> Rail::take_unacknowledged() {
+  settle_write();
   drop_acknowledged();
   std::deque<Outgoing> frames = std::exchange(unacknowledged_, {});
-  std::deque<Outgoing> rest;
+  std::list<Outgoing> rest;
   for (Outgoing& outgoing : queue_) {
     if (outgoing.sent > 0 && socket_.valid()) rest.push_back(outgoing);  // a partly sent frame must be completed
     frames.push_back(std::move(outgoing));
@@ -318,6 +376,10 @@ std::deque<Outgoing> Rail::take_unacknowledged() {
 }
 
 void Rail::close_operation(const OperationKey& key, PayloadPool& pool) {
+  const bool is_written = std::any_of(queue_.begin(), queue_.end(), [&](const Outgoing& outgoing) {
+    return outgoing.in_flight && outgoing.packet.frame.key() == key;
+  });
+  if (is_written) settle_write();
   for (auto at = queue_.begin(); at != queue_.end();) {
     if (at->stream == nullptr || at->packet.frame.key() != key) {
       ++at;
@@ -342,6 +404,7 @@ void Rail::abandon(const StreamKey& key, PayloadPool& pool) {
   if (frame.key() != key.operation || frame.channel != key.channel) return;
   place_.wanted = false;
   if (place_.owned) return;
+  settle_read();  // what it reads now still goes to the former place
   place_.owned = pool.take(frame.length);
   place_.at = place_.owned.get();
 }
@@ -354,13 +417,15 @@ void Rail::on_ready(uint32_t events) {
     return;
   }
   // The number of reads is bounded, so that one busy peer does not delay the others. epoll reports the rest again.
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) receive(32);
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
+    receive(thread_ != nullptr ? kThreadReads : kReads);
+  }
   if (socket_.valid() && (events & EPOLLOUT) != 0) owner_.on_writable(*this);
 }
 
 void Rail::receive_all() {
   if (receives_) return;  // a recursive call, from a callback of this rail
-  while (receive(32)) {
+  while (receive(kReads)) {
   }
 }
 
@@ -375,6 +440,25 @@ bool Rail::receive(int turns) {
   return more && socket_.valid();
 }
 
+// Reads. The rail's own thread releases the mutex meanwhile, and nobody else calls.
+ssize_t Rail::read(std::span<const iovec> room) {
+  const auto reads = [&] {
+    return stream_ ? stream_->read(socket_.get(), room)
+                   : ::readv(socket_.get(), room.data(), static_cast<int>(room.size()));
+  };
+  if (thread_ == nullptr) return reads();
+  is_reading_ = true;
+  read_call_.lock();
+  thread_->mutex.unlock();
+  const ssize_t got = reads();
+  const int error = errno;
+  read_call_.unlock();
+  thread_->mutex.lock();
+  is_reading_ = false;
+  errno = error;
+  return got;
+}
+
 bool Rail::receive_some() {
   for (;;) {
     // One call reads the rest of a payload to its place and the bytes after it into the staging buffer. Thus the next
@@ -386,8 +470,8 @@ bool Rail::receive_some() {
     parts[0] = {place_.at + payload_got_, rest};
     parts[1] = {staging_.data(), aside};
     const std::span<const iovec> room(&parts[in_payload ? 0 : 1], in_payload ? 2 : 1);
-    const ssize_t got = stream_ ? stream_->read(socket_.get(), room)
-                                : ::readv(socket_.get(), room.data(), static_cast<int>(room.size()));
+    const ssize_t got = read(room);
+    if (!socket_.valid()) return false;  // another thread has closed the rail meanwhile
     if (got == 0) {
       end("its connection ended");
       return false;

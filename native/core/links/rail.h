@@ -10,7 +10,9 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "goodput.h"
 #include "handshake.h"
 #include "link.h"
+#include "link_thread.h"
 #include "memory/payload.h"
 #include "memory/poller.h"
 #include "sealed_stream.h"
@@ -48,6 +51,8 @@ struct Outgoing {
   OutStream* stream = nullptr;  // updated when the kernel has accepted the payload
   size_t sent = 0;              // bytes sent so far, including the header
   uint64_t end = 0;             // position of the frame's end among all bytes that the rail has sent
+  bool in_flight = false;       // a thread writes it now, without the mutex
+  bool has_begun() const { return sent > 0 || in_flight; }
   bool is_data() const { return packet.frame.kind == FrameKind::data; }
   size_t size() const { return sizeof(Packet) + payload_of(packet.frame); }
 };
@@ -82,8 +87,11 @@ class Rail {
  public:
   // `keeps`: keep sent frames until they are acknowledged. `probe_every`: the interval at which the kernel probes the
   // peer's kernel over an idle connection.
-  Rail(uint16_t index, int peer, bool keeps, Clock::duration probe_every, RailOwner& owner, Poller& poller)
-      : index_(index), peer_(peer), keeps_(keeps), probe_every_(probe_every), owner_(owner), poller_(poller) {}
+  // `thread` moves the rail's bytes; null if the thread that calls does.
+  Rail(uint16_t index, int peer, bool keeps, Clock::duration probe_every, RailOwner& owner, Poller& poller,
+       LinkThread* thread = nullptr)
+      : index_(index), peer_(peer), keeps_(keeps), probe_every_(probe_every), owner_(owner), poller_(poller),
+        thread_(thread) {}
   ~Rail();
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
@@ -115,7 +123,10 @@ class Rail {
 
   void push(Outgoing outgoing);         // queues a frame behind all others
   void push_urgent(Outgoing outgoing);  // queues a frame before all data frames of which nothing has been sent
-  bool flush();                         // sends as much as the kernel accepts; true if anything was sent
+  // Sends as much as the kernel accepts; true if anything was sent. `in_thread`: the rail's own thread calls. Then it
+  // writes once and releases the mutex meanwhile.
+  bool flush(bool in_thread = false);
+  bool leaves_to_thread();  // true if the rail's thread sends what is queued; wakes it
   void push_first(std::deque<Outgoing> frames);  // queues frames before all frames of which nothing has been sent
   bool is_blocked() const { return wants_write_; }  // true until the kernel has room again
   void unblock() { wants_write_ = false; }
@@ -153,6 +164,10 @@ class Rail {
  private:
   static constexpr size_t kStagingBytes = 8 * 1024;
   static constexpr size_t kSpillBytes = 1024;
+  // So few bytes are sent by any thread at once, because waking another thread would take longer.
+  static constexpr size_t kFewBytes = 32 * 1024;
+  static constexpr int kReads = 32;         // most reads before other connections get their turn
+  static constexpr int kThreadReads = 8;    // the same for a rail with a thread of its own, which sends as well
 
   // An attempt to connect. A rank with many pending handshakes turns callers away; then the attempt is repeated.
   struct Call {
@@ -175,7 +190,16 @@ class Rail {
   bool take_staged();
   void deliver();
   void drop_acknowledged();
-  size_t pending() const { return stream_ ? stream_->pending() : 0; }  // sealed bytes that the kernel has not accepted
+  // Returns the sealed bytes that the kernel has not accepted.
+  size_t pending() const { return stream_ && !is_writing_ ? stream_->pending() : 0; }
+  size_t queued_bytes() const;
+  Poller& watcher() { return thread_ != nullptr ? thread_->poller : poller_; }  // watches the socket
+  size_t gather(std::span<iovec> parts, bool in_thread);
+  void write_aside(std::span<iovec> parts);
+  bool account_for_write();
+  void settle_write();
+  void settle_read();
+  ssize_t read(std::span<const iovec> room);
   ssize_t write(std::span<iovec> parts);
 
   const uint16_t index_;
@@ -184,6 +208,7 @@ class Rail {
   const Clock::duration probe_every_;
   RailOwner& owner_;
   Poller& poller_;
+  LinkThread* const thread_;
   RailState state_ = RailState::waiting;
   std::unique_ptr<Call> call_;  // null once the rail is connected
   std::unique_ptr<Handshake> handshake_;
@@ -193,7 +218,20 @@ class Rail {
   bool is_mute_ = false;  // the kernel rejects all further writes
   bool watches_write_ = false;
 
-  std::deque<Outgoing> queue_;
+  // A system call that the rail's thread makes without RankState::mutex. The thread holds `call` during the call, so a
+  // thread that holds RankState::mutex and then locks `call` waits until the call has ended. It never blocks.
+  std::mutex write_call_;
+  std::mutex read_call_;
+  bool is_writing_ = false;
+  bool is_reading_ = false;
+  struct Write {
+    size_t offered = 0;
+    ssize_t wrote = 0;
+    int error = 0;
+  };
+  Write write_;  // the last write
+
+  std::list<Outgoing> queue_;  // a list, because a thread may read an element while others are inserted
   size_t queued_data_ = 0;
   std::deque<Outgoing> unacknowledged_;
   uint64_t written_ = 0;  // bytes on the wire, sealed bytes that wait for the kernel included

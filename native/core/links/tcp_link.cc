@@ -14,11 +14,16 @@ constexpr auto kEndOfAPeer = std::chrono::milliseconds(500);
 
 TcpLink::TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails)
     : Link(peer, events),
+      deals_(!rails.threads.empty()),
       rail_timeout_(rails.timeout),
       wire_timeout_(rails.wire_timeout),
       pool_(std::move(rails.pool)) {
-  for (uint16_t i = 0; i < rails.count; ++i) {
+  for (uint16_t i = 0; !deals_ && i < rails.count; ++i) {
     rails_.push_back(std::make_unique<Rail>(i, peer, rails.count > 1, wire_timeout_ / 8, *this, poller));
+  }
+  for (const auto& thread : rails.threads) {
+    const auto index = static_cast<uint16_t>(rails_.size());
+    rails_.push_back(std::make_unique<Rail>(index, peer, false, wire_timeout_ / 8, *this, poller, thread.get()));
   }
 }
 
@@ -98,6 +103,14 @@ Rail* TcpLink::first_up() const {
 }
 
 void TcpLink::on_broken(Rail& rail, const std::string& why) {
+  if (deals_) {
+    // A peer that leaves closes its connections one after another, each after its announcement.
+    const bool others = std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up(); });
+    if (rail.has_left && others) return;
+    break_off(LossKind::died, why + " (connection " + std::to_string(rail.index() + 1) + " of " +
+                                  std::to_string(rails_.size()) + ")");
+    return;
+  }
   const bool others =
       std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() || r->is_pending(); });
   if (others) {
@@ -158,14 +171,15 @@ void TcpLink::watch_rails() {
 void TcpLink::watch_wire() {
   if (broken_ || !begun_) return;
   const auto patience = wire_timeout_ - wire_timeout_ / 4;
-  bool any = false;
-  bool all_silent = true;
+  size_t up = 0;
+  size_t silent = 0;
   for (const auto& rail : rails_) {
     if (!rail->is_up()) continue;
-    any = true;
-    all_silent &= rail->silence(rail->last_wire_look, wire_timeout_ / 8) >= patience;
+    ++up;
+    if (rail->silence(rail->last_wire_look, wire_timeout_ / 8) >= patience) ++silent;
   }
-  if (any && all_silent) {
+  // Frames that were dealt to a silent connection cannot arrive over another one.
+  if (silent > 0 && (deals_ || silent == up)) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience).count();
     break_off(LossKind::cut_off, "for " + std::to_string(seconds) + " s");
   }
@@ -191,6 +205,16 @@ uint64_t TcpLink::goodput() const {
 
 std::vector<RailStatus> TcpLink::rails() const {
   std::vector<RailStatus> found;
+  if (deals_) {  // the connections are one rail
+    RailStatus all{peer_, 0, true, 0, 0};
+    for (const auto& rail : rails_) {
+      const auto health = rail->health();
+      all.is_up &= rail->is_up();
+      all.acknowledged += health.acknowledged;
+      all.busy_s = std::max(all.busy_s, health.busy_s);
+    }
+    return {all};
+  }
   for (const auto& rail : rails_) {
     const auto health = rail->health();
     found.push_back({peer_, rail->index(), rail->is_up(), health.acknowledged, health.busy_s});
@@ -258,7 +282,7 @@ bool TcpLink::refill(Rail& rail) {
   bool any = false;
   for (auto& [key, stream] : out_) {
     while (!stream.pending.empty() && rail.queued_data() < kQueuedFrames && stream.sent < stream.credit &&
-           &carrier_of(stream) == &rail) {
+           (deals_ || &carrier_of(stream) == &rail)) {
       rail.push(next_of(key, stream));
       any = true;
     }
@@ -294,7 +318,22 @@ bool TcpLink::pump(Rail& rail) {
   bool any = false;
   for (bool more = true; more && rail.is_open() && !rail.is_blocked();) {
     more = rail.is_up() && refill(rail);
+    if (rail.leaves_to_thread()) return any;
     any |= rail.flush() || more;
+  }
+  rail.watch_writes();
+  return any;
+}
+
+bool TcpLink::carry(uint16_t index) {
+  if (!begun_ || broken_) return false;
+  Rail& rail = *rails_[index];
+  bool any = false;
+  bool more = true;
+  for (int turn = 0; more && turn < kWritesATurn && rail.is_open() && !rail.is_blocked(); ++turn) {
+    more = rail.is_up() && refill(rail);
+    more |= rail.flush(true);
+    any |= more;
   }
   rail.watch_writes();
   return any;
@@ -317,6 +356,7 @@ void TcpLink::on_writable(Rail& rail) {
 // Frames that are missing on this rail have arrived over rails that the sender abandoned. Reads these frames there.
 // Returns false if this rail has broken.
 bool TcpLink::catch_up(const Rail& rail) {
+  if (deals_) return rail.is_open();
   for (const auto& other : rails_) {
     if (other.get() != &rail) other->receive_all();
   }
@@ -329,14 +369,18 @@ bool TcpLink::place(Rail& rail, const Frame& frame, Place& place) {
     place.wanted = true;
   } else if (events_.expects(frame.key())) {  // otherwise the operation failed here, so its bytes are not needed
     InStream& stream = in(key);
-    if (frame.offset > stream.arrived && catch_up(rail) && frame.offset > stream.arrived) {
+    if (deals_ && !fits(frame, stream)) {
+      break_off(LossKind::died, "it sent bytes of a stream twice, or more than it may");
+      return false;
+    }
+    if (!deals_ && frame.offset > stream.arrived && catch_up(rail) && frame.offset > stream.arrived) {
       rail.break_off("it sent a stream's bytes out of order");
       return false;
     }
     if (!rail.is_open()) return false;
-    if (frame.offset == stream.arrived) {
+    if (deals_ || frame.offset == stream.arrived) {
       for (const auto& other : rails_) {
-        if (other.get() != &rail) other->abandon(key, *pool_);
+        if (!deals_ && other.get() != &rail) other->abandon(key, *pool_);
       }
       place.wanted = true;
       if (stream.landing != nullptr && frame.offset >= stream.landing_from &&
@@ -370,8 +414,28 @@ void TcpLink::on_packet(Rail& rail, const Packet& packet, Place place) {
 
 void TcpLink::on_arrival(const Frame& frame, Place place) {
   InStream& stream = in({frame.key(), frame.channel});
+  InStream::Piece piece{place.at, frame.length, frame.length, kNoSlot, std::move(place.owned)};
+  if (frame.offset != stream.arrived) {
+    const bool is_new = frame.offset > stream.arrived && stream.early.emplace(frame.offset, std::move(piece)).second;
+    if (!is_new) break_off(LossKind::died, "it sent bytes of a stream twice");
+    return;
+  }
   stream.arrived += frame.length;
-  stream.pieces.push_back({place.at, frame.length, frame.length, kNoSlot, std::move(place.owned)});
+  stream.pieces.push_back(std::move(piece));
+  for (auto next = stream.early.begin(); next != stream.early.end() && next->first <= stream.arrived;
+       next = stream.early.erase(next)) {
+    if (next->first < stream.arrived) {
+      break_off(LossKind::died, "it sent bytes of a stream twice");
+      return;
+    }
+    stream.arrived += next->second.size;
+    stream.pieces.push_back(std::move(next->second));
+  }
+}
+
+// The bytes of a stream beyond what has arrived are bounded by the credit that the sender has.
+bool TcpLink::fits(const Frame& frame, const InStream& stream) const {
+  return frame.offset >= stream.arrived && frame.offset - stream.arrived + frame.length <= kWindow;
 }
 
 void TcpLink::on_control(Rail& rail, const Packet& packet, std::span<const std::byte> payload) {
@@ -384,7 +448,7 @@ void TcpLink::on_control(Rail& rail, const Packet& packet, std::span<const std::
     return;
   }
   if (frame.kind == FrameKind::rail) {
-    if (frame.offset >= rails_.size()) return;
+    if (deals_ || frame.offset >= rails_.size()) return;
     Rail& silent = *rails_[frame.offset];
     const bool in_use = silent.is_up() || silent.is_pending();
     if (in_use && &silent != &rail) lose(silent, "the peer reported that nothing comes back over it");

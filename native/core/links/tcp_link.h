@@ -5,12 +5,17 @@
 // directly from the offered memory. With several rails, the link copies payload and keeps the copy until the peer's
 // kernel has acknowledged it. If a rail stops answering, the link abandons it and sends the unacknowledged frames over
 // another rail. If an operation already waits to copy the payload, the link receives it directly at its final place.
+//
+// A rail may have several connections, each with a thread (LinkThread), if one thread cannot fill the wire. The link then
+// deals a stream's frames to whichever connection has room, and the receiver puts them in order by their offsets. The
+// connections share one wire, so the loss of any of them is the loss of the link; nothing is copied or sent again.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "link_thread.h"
 #include "rail.h"
 
 namespace multiring {
@@ -38,6 +43,8 @@ class TcpLink final : public Link, public RailOwner {
     Clock::duration timeout;  // a rail that is silent for so long while another works is abandoned
     Clock::duration wire_timeout;  // if all rails are silent, the peer's host is reported as cut off within this time
     std::shared_ptr<PayloadPool> pool;  // shared by all links of the rank
+    // The threads of a rail with several connections; empty if each rail has one. Then `count` must be 1.
+    std::span<const std::unique_ptr<LinkThread>> threads = {};
   };
   TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails);
 
@@ -56,6 +63,7 @@ class TcpLink final : public Link, public RailOwner {
   std::vector<uint16_t> rails_not_up() const;
   void tend_calls();         // breaks off calls past their deadline, and repeats calls that the peer turned away
   bool is_calling() const;   // true if `tend_calls` must be called regularly
+  bool carry(uint16_t index);  // for thread `index`: sends on its connection; true if anything was sent
   void hang_up();            // sends no more frames; the peer reads the end of the connection
 
   void watch_rails();  // abandons rails that are silent while another rail works
@@ -75,6 +83,7 @@ class TcpLink final : public Link, public RailOwner {
  private:
   static constexpr uint64_t kWindow = 2 << 20;
   static constexpr size_t kQueuedFrames = 2;  // most queued data frames that the kernel has not accepted
+  static constexpr int kWritesATurn = 4;      // most writes of a thread before it reads again
 
   OutStream fresh_out() const override {
     OutStream stream;
@@ -89,7 +98,7 @@ class TcpLink final : public Link, public RailOwner {
   void on_broken(Rail& rail, const std::string& why) override;
   void on_cut(Rail&, const std::string& why) override { break_off(LossKind::died, why); }
 
-  bool keeps() const { return rails_.size() > 1; }
+  bool keeps() const { return !deals_ && rails_.size() > 1; }
   Rail* first_up() const;
   Rail& carrier_of(OutStream& stream);
   void begin_if_ready();
@@ -97,6 +106,7 @@ class TcpLink final : public Link, public RailOwner {
   void send_everywhere(Outgoing outgoing);
   void on_control(Rail& rail, const Packet& packet, std::span<const std::byte> payload);
   void on_arrival(const Frame& frame, Place place);
+  bool fits(const Frame& frame, const InStream& stream) const;
   bool pump(Rail& rail);
   bool refill(Rail& rail);
   Outgoing next_of(const StreamKey& key, OutStream& stream);
@@ -104,6 +114,7 @@ class TcpLink final : public Link, public RailOwner {
   void lose(Rail& rail, const std::string& why);
   void break_off(LossKind kind, const std::string& why);
 
+  const bool deals_;  // several connections share the frames of each stream
   const Clock::duration rail_timeout_;
   const Clock::duration wire_timeout_;
   const std::shared_ptr<PayloadPool> pool_;

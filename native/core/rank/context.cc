@@ -4,6 +4,7 @@ namespace multiring {
 
 namespace {
 
+constexpr uint16_t kMostConnections = 64;
 constexpr size_t kShortestSecret = 16;  // bytes; a shorter secret could be found by trying
 
 ContextConfig checked(ContextConfig config) {
@@ -23,9 +24,22 @@ ContextConfig checked(ContextConfig config) {
 
 Context::Context(ContextConfig config) : state_(checked(std::move(config))) { loop_.start(); }
 
+void Context::use_connections(uint16_t count) {
+  const std::string given = "MULTIRING_CONNECTIONS=" + std::to_string(count);
+  if (count < 1 || count > kMostConnections) {
+    throw Fault(FaultKind::argument, given + ": want a number from 1 to " + std::to_string(kMostConnections));
+  }
+  if (count == 1) return;
+  if (state_.config.by_mpi) {
+    throw Fault(FaultKind::argument, given + " with the mpi engine: MPI makes its own connections; use sockets");
+  }
+  link_threads_.start(count);
+}
+
 Context::~Context() {
   if (state_.origin.is_inherited()) {
     loop_.disown();
+    link_threads_.disown();
     return;
   }
   close(0, false);
@@ -161,6 +175,7 @@ void Context::allow_spin(double seconds) {
 void Context::close(double grace_s, bool announce) {
   if (!shutdown_.stop(grace_s, announce)) return;
   loop_.join();
+  link_threads_.join();
   proxy_.close();
   const RankState::Lock lock(state_.mutex);
   detector_.drop_watches();

@@ -2,7 +2,7 @@
 //
 // Its parts: Peers (the other ranks and their links); PeerConnector with SegmentHandover and Listeners (connections);
 // OperationTable (operations in flight); OperationStarter and OperationDriver (they start and advance operations);
-// ProgressLoop with Sleepers (threads); FailureDetector and OperationFailures (lost ranks and failed operations);
+// ProgressLoop and LinkThreads with Sleepers (threads); FailureDetector and OperationFailures (lost ranks and failed operations);
 // FrameRouter (incoming frames); ControlChannel; RailWatch; EventRecorder; Shutdown. All parts share one RankState,
 // whose mutex guards their state. Every function here locks the mutex, so any thread may call any function. There is no
 // global state, so tests can run ranks as threads. The driving thread, which advances operations, is the progress
@@ -22,6 +22,7 @@
 #include "event_recorder.h"
 #include "failure_detector.h"
 #include "frame_router.h"
+#include "link_threads.h"
 #include "links/control_messages.h"
 #include "links/mpi_proxy.h"
 #include "operation_driver.h"
@@ -49,6 +50,10 @@ class Context final : public OperationHost {
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port) {
     return connector_.listeners().listen(host, first_port, last_port);
   }
+
+  // Divides each rail to another host into `count` connections, each with a thread. Call it at most once, before
+  // `connect`; all ranks must do the same. Throws FaultKind::argument.
+  void use_connections(uint16_t count);
 
   // Maps the segments of all ranks of this host and connects to `neighbours`. `local_ranks` lists this host's ranks,
   // including this rank, in the same order on all of them. Returns false if `interrupted` returned true. Throws
@@ -166,6 +171,7 @@ class Context final : public OperationHost {
   OperationStarter starter_{state_, *this, sleepers_, peers_, table_, failures_, driver_, router_};
   Shutdown shutdown_{state_, peers_, detector_, table_, failures_, control_, proxy_};
   ProgressLoop loop_{state_, sleepers_, peers_, connector_, rails_, table_, driver_, recorder_};
+  LinkThreads link_threads_{state_, sleepers_, peers_, table_, driver_};
 };
 
 }  // namespace multiring

@@ -163,7 +163,8 @@ void Listeners::expire_pending() {
 
 Handshake::Self Listeners::self_on(uint16_t rail) const {
   const ContextConfig& config = state_.config;
-  return {config.rank, config.size, config.job, config.secret, static_cast<uint16_t>(listeners_.size()), rail,
+  return {config.rank, config.size, config.job, config.secret,
+          static_cast<uint16_t>(listeners_.size() * state_.connections()), rail,
           config.seal};
 }
 

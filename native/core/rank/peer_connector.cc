@@ -81,9 +81,10 @@ std::vector<int> PeerConnector::missing(const std::vector<int>& local_ranks) con
 void PeerConnector::check_rails() const {
   for (const auto& [peer, link] : peers_.connections()) {
     for (const uint16_t rail : link->rails_not_up()) {
+      const size_t at = state_.link_threads.empty() ? rail : 0;
       throw Fault(FaultKind::rendezvous, "no connection with rank " + std::to_string(peer) + " over rail " +
-                                             std::to_string(rail) + ", from " + listeners_.host(rail) + " to " +
-                                             peers_.address_of(peer)->rails[rail].host);
+                                             std::to_string(at) + ", from " + listeners_.host(at) + " to " +
+                                             peers_.address_of(peer)->rails[at].host);
     }
   }
 }
@@ -100,13 +101,20 @@ TcpLink& PeerConnector::make_link(int peer) {
   if (found == nullptr || found->rails.empty() || found->rails.size() != rails) {
     throw Fault(FaultKind::state, "rank " + std::to_string(peer) + " gave no address to connect to");
   }
+  if (rails > 1 && !state_.link_threads.empty()) {
+    throw Fault(FaultKind::argument, "MULTIRING_CONNECTIONS=" + std::to_string(state_.connections()) + " with " +
+                                         std::to_string(rails) + " rails: want one rail, or one connection");
+  }
   TcpLink& made = add_link(peer);
   // The lower rank calls, and the higher rank waits for the call.
   if (state_.config.rank < peer) {
     const auto deadline = Clock::now() + as_duration(kCallTimeout_s);
     for (uint16_t rail = 0; rail < rails; ++rail) {
       const auto& [host, port] = found->rails[rail];
-      made.call(rail, host, port, rails > 1 ? listeners_.host(rail) : "", listeners_.self_on(rail), deadline);
+      for (uint16_t i = 0; i < state_.connections(); ++i) {
+        const auto index = static_cast<uint16_t>(rail * state_.connections() + i);
+        made.call(index, host, port, rails > 1 ? listeners_.host(rail) : "", listeners_.self_on(index), deadline);
+      }
     }
   }
   return made;
@@ -115,7 +123,7 @@ TcpLink& PeerConnector::make_link(int peer) {
 TcpLink& PeerConnector::add_link(int peer) {
   const ContextConfig& config = state_.config;
   const TcpLink::Rails rails{static_cast<uint16_t>(listeners_.size()), as_duration(config.rail_timeout_s),
-                             as_duration(config.wire_timeout_s), pool_};
+                             as_duration(config.wire_timeout_s), pool_, state_.link_threads};
   if (config.by_mpi) return peers_.add(std::make_unique<MpiLink>(peer, events_, state_.poller, rails, proxy_));
   return peers_.add(std::make_unique<TcpLink>(peer, events_, state_.poller, rails));
 }

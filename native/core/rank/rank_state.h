@@ -1,12 +1,16 @@
 // State shared by all parts of one rank's core: its configuration, its memory, and the mutex that guards the parts.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "links/link_thread.h"
 #include "memory/descriptor.h"
 #include "memory/fault.h"
 #include "memory/poller.h"
@@ -45,6 +49,9 @@ struct RankState {
     throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   }
 
+  // The number of connections of each rail to a rank of another host.
+  uint16_t connections() const { return static_cast<uint16_t>(std::max<size_t>(1, link_threads.size())); }
+
   const Origin origin;
   const ContextConfig config;
   const std::shared_ptr<Segment> segment;
@@ -52,6 +59,7 @@ struct RankState {
 
   mutable std::mutex mutex;
   std::condition_variable changed;
+  std::vector<std::unique_ptr<LinkThread>> link_threads;  // empty if a rail has one connection
   bool connected = false;
   bool closing = false;
   bool stopped = false;

@@ -377,6 +377,11 @@ class Context:
         Listen at a numeric address and return the port, the first free one of the range. Each call adds a rail.
         """
 
+    def use_connections(self, count: int) -> None:
+        """
+        Divide each rail to another host into `count` connections, each with a thread. All ranks must do the same before `connect`.
+        """
+
     def connect(
         self,
         peers: Sequence[tuple[int, bool, str, Sequence[tuple[str, int]], str]],

@@ -32,6 +32,7 @@ from multiring._runtime.job.launcher_news import LauncherNews
 from multiring._runtime.job.membership import Endpoint, Membership
 from multiring._runtime.job.world import World, group_named
 from multiring._runtime.rails import reach
+from multiring._runtime.rails.connections import agreed_connections, connection_wish
 from multiring._runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._runtime.tracing.event_log import EventLog
@@ -114,8 +115,12 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             rails: list[list[RailEndpoint]] = [[] for _ in peer_infos]
             if len(hosts) > 1:
-                told = rendezvous.exchange({"rails": _listen(context, identity, settings, known)})
+                here = [peer_infos[rank]["cores"] for rank in local_ranks]
+                wish = {"connections": connection_wish(settings, known, here)}
+                told = rendezvous.exchange({"rails": _listen(context, identity, settings, known), **wish})
                 rails = agreed_rails([peer_info["rails"] for peer_info in told])
+                wishes = [peer_info["connections"] for peer_info in told]
+                context.use_connections(agreed_connections(wishes, len(rails[0])))
                 reach.refuse_shared_addresses(peer_infos, rails)
                 topology = topology_with(topology, rails)
             if pins is not None:
