@@ -65,7 +65,6 @@ class GlooSums:
         import torch  # noqa: PLC0415 -- the other kinds must not load it
         import torch.distributed as dist  # noqa: PLC0415
 
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         self._torch, self._dist = torch, dist
         dist.init_process_group("gloo", init_method=f"tcp://{HOST}:{port}", rank=rank, world_size=2)
 
@@ -156,7 +155,7 @@ class Pair:
         """Start the ranks; `turn` may follow once they are ready."""
         port = _free_port()
         for rank in range(2):
-            own: dict[str, str] = {}
+            own = {"GLOO_SOCKET_IFNAME": "lo"}
             if self.kind not in ("gloo", "sockets"):
                 own = environment_of(
                     rank=rank, size=2, rendezvous=f"{HOST}:{port}", engine="tcp", rails=HOST, seal=int(seal),
@@ -165,8 +164,11 @@ class Pair:
             self.ranks.append(
                 subprocess.Popen(  # noqa: S603
                     [sys.executable, __file__, "--rank", str(rank), "--kind", self.kind, "--port", str(port)],
-                    env={**inherited_environment(), **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                )  # fmt: skip
+                    env={**inherited_environment(), **own},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
             )
 
     def hear(self) -> list[dict[str, Any]]:
