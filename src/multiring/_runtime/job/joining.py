@@ -120,7 +120,8 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
                 told = rendezvous.exchange({"rails": _listen(context, identity, settings, known), **wish})
                 rails = agreed_rails([peer_info["rails"] for peer_info in told])
                 wishes = [peer_info["connections"] for peer_info in told]
-                context.use_connections(agreed_connections(wishes, len(rails[0])))
+                if (connections := agreed_connections(wishes, len(rails[0]))) > 1:
+                    context.use_connections(connections)
                 reach.refuse_shared_addresses(peer_infos, rails)
                 topology = topology_with(topology, rails)
             if pins is not None:
