@@ -91,7 +91,7 @@ class Sockets:
 
     def add(self, array: np.ndarray) -> None:
         """Send `array` and receive as many bytes, at the same time."""
-        out = memoryview(array).cast("B")
+        out = array.view(np.uint8).data
         into = bytearray(PIECE_BYTES)
         sender = threading.Thread(target=self._line.sendall, args=(out,))
         sender.start()

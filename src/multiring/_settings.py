@@ -123,11 +123,11 @@ class Settings:
     )
     connections: int | None = _setting(
         "MULTIRING_CONNECTIONS",
-        values.between(1, values.MOST_CONNECTIONS),
+        values.between(0, values.MOST_CONNECTIONS),
         None,
-        f"1 to {values.MOST_CONNECTIONS}",
-        "connections to each rank of another host, each with a thread; the same on all ranks. Default: as many as the "
-        "topology file's rate needs and free cores allow, 1 without a file (docs/topology.md)",
+        f"0 to {values.MOST_CONNECTIONS}",
+        "connections to each rank of another host, each with a thread; the same on all ranks. 0: as many as free cores "
+        "allow. Default: as many as the topology file's rate needs, 1 without a file (docs/topology.md)",
     )
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",

@@ -34,7 +34,7 @@ VALUES = {
         ["", "a,", "a,a", ":1gbit", "a:0bit", "a:1xbit", "a:1gbit,a"],
     ),
     "MULTIRING_RAIL_TIMEOUT_S": ("0.5", 0.5, ["0", "x"]),
-    "MULTIRING_CONNECTIONS": ("4", 4, ["0", "65", "-1", "many", ""]),
+    "MULTIRING_CONNECTIONS": ("4", 4, ["65", "-1", "many", ""]),
     "MULTIRING_WIRE_TIMEOUT_S": ("3", 3.0, ["2.9", "nan", "x"]),
     "MULTIRING_SEAL": ("1", True, ["maybe", "2"]),
     "MULTIRING_SEAL_LIBRARY": ("/lib/libcrypto.so.3", "/lib/libcrypto.so.3", []),

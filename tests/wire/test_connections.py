@@ -42,8 +42,10 @@ def run_programs(here: Here, seeds: list[int]) -> int:
 
 @pytest.mark.parametrize(("connections", "seal"), [(2, 0), (4, 1)])
 def test_random_programs(connections: int, seal: int) -> None:
-    settings = {"engine": "tcp", "connections": connections, "seal": seal, "secret": SECRET}
-    assert run_ranks(run_programs, 3, [7, 11], deadline_s=120.0, **settings) == [2] * 3
+    found = run_ranks(
+        run_programs, 3, [7, 11], engine="tcp", connections=connections, seal=seal, secret=SECRET, deadline_s=120.0
+    )
+    assert found == [2] * 3
 
 
 def test_hosts_of_several_ranks() -> None:

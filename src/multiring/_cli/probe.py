@@ -12,6 +12,7 @@ from multiring._cli.output import show
 from multiring._probe import probe
 from multiring._runtime import init, shutdown
 from multiring._runtime.rails.topology_file import check_topology, write_topology
+from multiring._settings import Settings
 from multiring._topology import text_of
 from multiring.errors import ArgumentError
 
@@ -44,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.save is not None:
         check_topology(arguments.save)
-    group = init()
+    # One thread cannot fill a fast link, and would be measured in its place.
+    group = init() if Settings.from_environment().connections is not None else init(connections=0)
     try:
         if group.size == 1:
             raise ArgumentError(

@@ -115,13 +115,8 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews, began: flo
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             rails: list[list[RailEndpoint]] = [[] for _ in peer_infos]
             if len(hosts) > 1:
-                here = [peer_infos[rank]["cores"] for rank in local_ranks]
-                wish = {"connections": connection_wish(settings, known, here)}
-                told = rendezvous.exchange({"rails": _listen(context, identity, settings, known), **wish})
-                rails = agreed_rails([peer_info["rails"] for peer_info in told])
-                wishes = [peer_info["connections"] for peer_info in told]
-                if (connections := agreed_connections(wishes, len(rails[0]))) > 1:
-                    context.use_connections(connections)
+                wish = connection_wish(settings, known, [peer_infos[rank]["cores"] for rank in local_ranks])
+                rails = _agree(context, rendezvous, _listen(context, identity, settings, known), wish)
                 reach.refuse_shared_addresses(peer_infos, rails)
                 topology = topology_with(topology, rails)
             if pins is not None:
@@ -432,6 +427,18 @@ def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)
     return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _agree(
+    context: Context, rendezvous: Rendezvous, own_rails: list[RailEndpoint], wish: dict[str, Any]
+) -> list[list[RailEndpoint]]:
+    """Return every rank's rails, after all ranks have agreed on them and on their connections."""
+    told = rendezvous.exchange({"rails": own_rails, "connections": wish})
+    rails = agreed_rails([peer_info["rails"] for peer_info in told])
+    connections = agreed_connections([peer_info["connections"] for peer_info in told], len(rails[0]))
+    if connections > 1:
+        context.use_connections(connections)
+    return rails
 
 
 def _listen(context: Context, identity: Identity, settings: Settings, known: Topology | None) -> list[RailEndpoint]:

@@ -5,14 +5,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from multiring._setting_values import MOST_CONNECTIONS
 from multiring._settings import Settings
 from multiring._topology import Topology
 from multiring.errors import LaunchError
 
-# What one thread sends and receives over sockets at the same time (docs/decisions/0166-several-connections.md).
+# What one thread sends and receives over sockets at the same time (docs/decisions/0162-connections.md).
 ONE_THREAD_BYTES_PER_S: Final = 2.0e9
-MOST_CHOSEN: Final = 8  # more connections did not help where it was measured
+MOST_CHOSEN: Final = 8  # a number that is asked for may be larger
 
 
 def connection_wish(settings: Settings, known: Topology | None, cores: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -23,13 +22,18 @@ def connection_wish(settings: Settings, known: Topology | None, cores: Sequence[
         known: the topology file's contents, whose rates `multiring probe` has measured; None without a file.
         cores: for each rank of this host, the processor cores that it may use.
     """
-    return {"asked": settings.connections, "chosen": _chosen(known, cores), "engine": settings.engine}
+    # Every rank keeps a core for the program itself.
+    free = len({core for each in cores for core in each}) // max(1, len(cores)) - 1
+    most = max(1, min(free, MOST_CHOSEN))
+    rate = 0.0 if known is None else known.rails[0].bandwidth_bytes_per_s
+    needed = max(1, min(most, math.ceil(rate / ONE_THREAD_BYTES_PER_S)))
+    return {"asked": settings.connections, "most": most, "needed": needed, "engine": settings.engine}
 
 
 def agreed_connections(wishes: Sequence[Mapping[str, Any]], rails: int) -> int:
     """Return the number of connections of a rail, the same on all ranks.
 
-    It is what MULTIRING_CONNECTIONS asks for, else the least of what the ranks chose. Several rails, and MPI, use one.
+    It is what MULTIRING_CONNECTIONS asks for, else the least of what the ranks need. Several rails, and MPI, use one.
 
     Args:
         wishes: every rank's result of `connection_wish`.
@@ -43,7 +47,7 @@ def agreed_connections(wishes: Sequence[Mapping[str, Any]], rails: int) -> int:
         ranks_by_number[wish["asked"]].append(rank)
     if len(ranks_by_number) > 1:
         told = "; ".join(
-            f"{'none' if asked is None else asked} on ranks {ranks}" for asked, ranks in ranks_by_number.items()
+            f"{'not set' if asked is None else asked} on ranks {ranks}" for asked, ranks in ranks_by_number.items()
         )
         raise LaunchError(f"MULTIRING_CONNECTIONS must be the same on all ranks, but it is {told}")
     (asked,) = ranks_by_number
@@ -53,14 +57,6 @@ def agreed_connections(wishes: Sequence[Mapping[str, Any]], rails: int) -> int:
             why = "the engine is mpi, which makes its own" if mpi else f"there are {rails} rails, which have one each"
             raise LaunchError(f"MULTIRING_CONNECTIONS={asked}, but {why}; want 1, or leave it unset")
         return 1
-    return int(asked) if asked is not None else min(int(wish["chosen"]) for wish in wishes)
-
-
-def _chosen(known: Topology | None, cores: Sequence[Sequence[int]]) -> int:
-    """Return how many connections the measured rate needs and this host's free cores allow."""
-    if known is None:
-        return 1
-    # Every rank keeps a core for the program itself.
-    free = len({core for each in cores for core in each}) // max(1, len(cores)) - 1
-    needed = math.ceil(known.rails[0].bandwidth_bytes_per_s / ONE_THREAD_BYTES_PER_S)
-    return max(1, min(needed, free, MOST_CHOSEN, MOST_CONNECTIONS))
+    if asked is None:
+        return min(int(wish["needed"]) for wish in wishes)
+    return asked if asked > 0 else min(int(wish["most"]) for wish in wishes)
