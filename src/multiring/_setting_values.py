@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-MOST_CONNECTIONS = 64  # of a rail; the core has the same limit (native/core/rank/context.cc)
+_MOST_CONNECTIONS = 64  # of a rail; the core has the same limit (native/core/rank/context.cc)
 _NAMES = "MULTIRING_"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
@@ -91,6 +91,14 @@ def between(least: int, most: int) -> Callable[[str], int]:
 
 rank, size = between(0, _MOST_RANKS - 1), between(1, _MOST_RANKS)
 RANK, SIZE = f"an integer, 0 to {_MOST_RANKS - 1}", f"an integer, 1 to {_MOST_RANKS}"
+connections = between(0, _MOST_CONNECTIONS)
+CONNECTIONS = (
+    f"0 to {_MOST_CONNECTIONS}",
+    (
+        "connections to each rank of another host, each with a thread; the same on all ranks. 0: as many as free cores "
+        "allow. Default: as many as the topology file's rate needs, 1 without a file (docs/topology.md)"
+    ),
+)
 SECONDS = f"seconds > 0; {NEVER_S:.0f} and more mean never"
 
 

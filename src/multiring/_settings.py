@@ -121,14 +121,7 @@ class Settings:
         values.SECONDS,
         "a rail without any reply for this long is given up if another rail works",
     )
-    connections: int | None = _setting(
-        "MULTIRING_CONNECTIONS",
-        values.between(0, values.MOST_CONNECTIONS),
-        None,
-        f"0 to {values.MOST_CONNECTIONS}",
-        "connections to each rank of another host, each with a thread; the same on all ranks. 0: as many as free cores "
-        "allow. Default: as many as the topology file's rate needs, 1 without a file (docs/topology.md)",
-    )
+    connections: int | None = _setting("MULTIRING_CONNECTIONS", values.connections, None, *values.CONNECTIONS)
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",
         values.wire_timeout,

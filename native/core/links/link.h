@@ -59,7 +59,7 @@ struct InStream {
   size_t fetched_size = 0;
   uint64_t ungranted = 0;  // tcp: bytes consumed since this rank last granted credit
   uint64_t arrived = 0;    // tcp: bytes of completely received frames, up to the first gap
-  std::map<uint64_t, Piece> early;  // tcp: pieces behind the gap, by their offset; several connections overtake each other
+  std::map<uint64_t, Piece> ahead;  // tcp: pieces behind the gap, by their offset, as connections overtake each other
   // tcp: the final place of the stream's bytes [landing_from, landing_to); null if it is not known yet.
   std::byte* landing = nullptr;
   uint64_t landing_from = 0;

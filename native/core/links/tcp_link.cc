@@ -416,14 +416,14 @@ void TcpLink::on_arrival(const Frame& frame, Place place) {
   InStream& stream = in({frame.key(), frame.channel});
   InStream::Piece piece{place.at, frame.length, frame.length, kNoSlot, std::move(place.owned)};
   if (frame.offset != stream.arrived) {
-    const bool is_new = frame.offset > stream.arrived && stream.early.emplace(frame.offset, std::move(piece)).second;
+    const bool is_new = frame.offset > stream.arrived && stream.ahead.emplace(frame.offset, std::move(piece)).second;
     if (!is_new) break_off(LossKind::died, "it sent bytes of a stream twice");
     return;
   }
   stream.arrived += frame.length;
   stream.pieces.push_back(std::move(piece));
-  for (auto next = stream.early.begin(); next != stream.early.end() && next->first <= stream.arrived;
-       next = stream.early.erase(next)) {
+  for (auto next = stream.ahead.begin(); next != stream.ahead.end() && next->first <= stream.arrived;
+       next = stream.ahead.erase(next)) {
     if (next->first < stream.arrived) {
       break_off(LossKind::died, "it sent bytes of a stream twice");
       return;

@@ -6,8 +6,8 @@
 // kernel has acknowledged it. If a rail stops answering, the link abandons it and sends the unacknowledged frames over
 // another rail. If an operation already waits to copy the payload, the link receives it directly at its final place.
 //
-// A rail may have several connections, each with a thread (LinkThread), if one thread cannot fill the wire. The link then
-// deals a stream's frames to whichever connection has room, and the receiver puts them in order by their offsets. The
+// If one thread cannot fill the wire, a rail may have several connections, each with a thread (LinkThread). Then the
+// link deals a stream's frames to whichever connection has room, and the receiver puts them in order by their offsets. The
 // connections share one wire, so the loss of any of them is the loss of the link; nothing is copied or sent again.
 #pragma once
 

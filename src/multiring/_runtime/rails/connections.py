@@ -10,8 +10,8 @@ from multiring._topology import Topology
 from multiring.errors import LaunchError
 
 # What one thread sends and receives over sockets at the same time (docs/decisions/0162-connections.md).
-ONE_THREAD_BYTES_PER_S: Final = 2.0e9
-MOST_CHOSEN: Final = 8  # a number that is asked for may be larger
+ONE_THREAD_BYTES_PER_S: Final = 1.8e9
+MOST_CHOSEN: Final = 4  # 8 were slower (benchmarks/results/fast_link_16core_202611.md)
 
 
 def connection_wish(settings: Settings, known: Topology | None, cores: Sequence[Sequence[int]]) -> dict[str, Any]:
