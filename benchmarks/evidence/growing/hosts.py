@@ -1,6 +1,6 @@
 """Kill, cut off and freeze random ranks and hosts of jobs on 1 to 4 virtual hosts with sshd, in which newcomers come.
 
-    python benchmarks/evidence/growing/hosts.py [--seconds 1800] [--results FILE]
+    python benchmarks/evidence/growing/hosts.py [--seconds 1800] [--seed 0] [--only PATTERN] [--results FILE]
 
 Each job has 2 to 8 ranks, which `multiring run --hosts` starts by ssh, and which train with NumPy, or in a third of the
 jobs with torch; half of the jobs let newcomers in. At random times a rank is killed, all processes of a host are
@@ -11,14 +11,16 @@ committed by two parts with different numbers of ranks, and no process may be le
 line for each job; a further run goes on with the next seed. It needs root and sshd.
 """
 
+import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,35 +37,39 @@ from multiring.lab import parse_fault
 STEPS, DEADLINE_S, END_S = 240, 300.0, 60.0
 PAUSES_S = (0.0, 0.05, 0.3, 1.0, 3.0)
 MOST_ACTS = 5
-ACTS = ("rank killed", "host killed", "host cut off", "host frozen", "rank frozen")
-WEIGHTS = (6, 4, 2, 1, 1)
+WEIGHTS = {"rank killed": 6, "host killed": 4, "host cut off": 2, "host frozen": 1, "rank frozen": 1}
 MEND = {"host cut off": ("cut", "mend"), "host frozen": ("freeze", "thaw")}
 
 
 def main() -> int:
     """Run jobs, and print a table; return 1 if a job was wrong."""
-    done = results_of_jobs((__doc__ or "").partition("\n")[0], Path("build/growing-hosts.jsonl"), job)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="regular expression that selects what is done to the jobs")
+    done = results_of_jobs(parser, Path("build/growing-hosts.jsonl"), job)
     print(
         f"# Ranks and hosts that come and go, {time.strftime('%Y-%m-%d %H:%M')}\n\n"
         f"`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
     )
-    print(f"| jobs | wrong | {' | '.join(ACTS)} | newcomers | steps lost | load |\n|{'---|' * (len(ACTS) + 5)}")
+    print(f"| jobs | wrong | {' | '.join(WEIGHTS)} | newcomers | steps lost | load |\n|{'---|' * (len(WEIGHTS) + 5)}")
     wrong = sum(bool(row["faults"]) for row in done)
-    counts = [sum(row["acts"].get(name, 0) for row in done) for name in ACTS]
+    counts = [sum(row["acts"].get(name, 0) for row in done) for name in WEIGHTS]
     more = [sum(row["joins"] for row in done), sum(row["lost"] for row in done), f"{os.getloadavg()[0]:.0f}"]
     print("|", " | ".join(map(str, [len(done), wrong, *counts, *more])), "|\n")
     print("| next step after | acts | median | longest |\n|---|---|---|---|")
-    for name in ACTS:
+    for name in WEIGHTS:
         times = sorted(took for row in done for kind, took in row["next_step_s"] if kind == name)
         if times:
             print(f"| {name} | {len(times)} | {times[len(times) // 2]:.2f} s | {times[-1]:.2f} s |")
     return 1 if wrong else 0
 
 
-def job(seed: int, _engine: str, kind: str) -> dict[str, Any]:
+def job(arguments: argparse.Namespace, seed: int, _engine: str, kind: str) -> dict[str, Any]:
     """Run a job; return what was done to it, and what was wrong."""
     random = Random(seed)  # noqa: S311 -- no secret
-    count = random.randint(1, 4)
+    weights = {name: weight for name, weight in WEIGHTS.items() if re.search(arguments.only, name)}
+    if not weights:
+        raise SystemExit(f"--only {arguments.only!r} selects none of {', '.join(WEIGHTS)}")
+    count = random.randint(1 if any(name.startswith("rank") for name in weights) else 2, 4)
     slots = [random.randint(1, 8 // count) for _ in range(count)]
     slots[0] += sum(slots) == 1
     grows = random.random() < 0.5
@@ -74,7 +80,7 @@ def job(seed: int, _engine: str, kind: str) -> dict[str, Any]:
         for each, mode in ((folder, 0o755), (shared, 0o777)):
             each.chmod(mode)
         with ssh_hosts(count, folder) as hosts:
-            return Disturbed(hosts, shared, random).run(slots, kind, grows=grows)
+            return Disturbed(hosts, shared, random, weights).run(slots, kind, grows=grows)
 
 
 class Disturbed:
@@ -84,10 +90,11 @@ class Disturbed:
         hosts: the hosts.
         folder: a folder that all hosts see.
         random: draws what is done.
+        weights: how often each thing is done, by its name.
     """
 
-    def __init__(self, hosts: SshHosts, folder: Path, random: Random) -> None:
-        self._hosts, self._folder, self._random = hosts, folder, random
+    def __init__(self, hosts: SshHosts, folder: Path, random: Random, weights: Mapping[str, int]) -> None:
+        self._hosts, self._folder, self._random, self._weights = hosts, folder, random, weights
         self._acts: list[tuple[float, str]] = []
         self._mend_at: dict[int, tuple[float, str]] = {}  # host -> when to mend it, and how
         self._touched: set[int] = set()  # processes that were killed or frozen
@@ -163,7 +170,7 @@ class Disturbed:
             self._wait(self._random.choice(PAUSES_S))
             if process.poll() is not None:
                 return
-            name = self._random.choices(ACTS, WEIGHTS)[0]
+            name = self._random.choices(list(self._weights), list(self._weights.values()))[0]
             free = [number for number in range(1, count) if number not in self._mend_at]
             if name.startswith("rank"):
                 self._do_to_rank(name, grows=grows)

@@ -1,6 +1,6 @@
 """Kill, freeze and ask to leave random ranks of jobs in which newcomers replace lost ranks.
 
-    python benchmarks/evidence/growing/main.py [--seconds 1800] [--results FILE]
+    python benchmarks/evidence/growing/main.py [--seconds 1800] [--seed 0] [--results FILE]
 
 Each job has 1 to 4 ranks on this host at first, and up to two more are added. They train with NumPy, or in a third of
 the jobs with torch. Processes are killed at random times, also newcomers while they wait or come in, some are frozen,
@@ -9,6 +9,7 @@ weights must equal, to 1e-10, those of the same steps in one process, with as ma
 may be lost. The results file has a line for each job; a further run goes on with the next seed.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -39,7 +40,8 @@ SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "asked": signal.S
 
 def main() -> int:
     """Run jobs, and print a table; return 1 if a job was wrong."""
-    done = results_of_jobs((__doc__ or "").partition("\n")[0], Path("build/growing.jsonl"), job)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    done = results_of_jobs(parser, Path("build/growing.jsonl"), lambda _, *words: job(*words))
     gaps = sorted(each for row in done for each in row["join_s"])
     print(
         f"# Ranks that come and go, {time.strftime('%Y-%m-%d %H:%M')}\n\n"

@@ -1,6 +1,6 @@
 """Kill and freeze random ranks of jobs that go on without lost ranks.
 
-    python benchmarks/evidence/shrinking/main.py [--seconds 1800] [--results FILE]
+    python benchmarks/evidence/shrinking/main.py [--seconds 1800] [--seed 0] [--results FILE]
 
 Each job has 2 to 6 ranks on this host, which train with NumPy, or in a third of the jobs with torch. Ranks are killed,
 one or two at once, until one is left; at most one rank of a job is frozen, and goes on later. The job must end well.
@@ -38,7 +38,8 @@ PAUSES_S = (0.0, 0.001, 0.02, 0.3, 0.6, 1.0)
 
 def main() -> int:
     """Run jobs, and print a table; return 1 if a job was wrong."""
-    done = results_of_jobs((__doc__ or "").partition("\n")[0], Path("build/shrinking.jsonl"), job)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    done = results_of_jobs(parser, Path("build/shrinking.jsonl"), lambda _, *words: job(*words))
     times = sorted(each for row in done for each in row["next_step_s"])
     print(
         f"# Ranks lost, {time.strftime('%Y-%m-%d %H:%M')}\n\n`{' '.join(sys.argv)}` at commit {commit()}, {machine()}\n"
@@ -55,17 +56,17 @@ def main() -> int:
 
 
 def results_of_jobs(
-    description: str, results: Path, job: Callable[[int, str, str], dict[str, Any]]
+    parser: argparse.ArgumentParser, results: Path, job: Callable[[argparse.Namespace, int, str, str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Run jobs for as long as the command line says; return the results of all, also of earlier runs.
 
     Args:
-        description: of the program, for --help.
+        parser: of the command line, with the program's own options.
         results: the default of the file with a line for each job.
-        job: runs a job by its seed, the engine and the kind of the program.
+        job: runs a job by the options, its seed, the engine and the kind of the program.
     """
-    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=1800.0, help="time for new jobs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first job")
     parser.add_argument("--results", type=Path, default=results, help="file with a line a job")
     arguments = parser.parse_args()
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +74,9 @@ def results_of_jobs(
     done = [json.loads(line) for line in text.splitlines()]
     until_s = time.monotonic() + arguments.seconds
     while time.monotonic() < until_s:
+        seed = arguments.seed + len(done)
         engine, kind = ("auto", "tcp")[len(done) % 2], ("numpy", "torch", "numpy")[len(done) % 3]
-        done.append({"seed": len(done), "engine": engine, "kind": kind, **job(len(done), engine, kind)})
+        done.append({"seed": seed, "engine": engine, "kind": kind, **job(arguments, seed, engine, kind)})
         with arguments.results.open("a") as file:
             file.write(json.dumps(done[-1]) + "\n")
         if done[-1]["faults"]:
