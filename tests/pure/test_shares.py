@@ -2,9 +2,14 @@
 
 import itertools
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from multiring.data import Share, merge_batches, seed_for, shard_batch
+from multiring.data import ArrayDataset, Share, merge_batches, seed_for, shard_batch
+from multiring.data.progress import steps, steps_by_counts
+from multiring.data.shares import positions_by_counts
 from multiring.errors import ArgumentError
 
 
@@ -17,6 +22,45 @@ def test_parts_are_the_batch(count: int, ranks: int) -> None:
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) == count // ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 14])
+def test_parts_of_equal_sizes_are_those_of_equal_ranks(count: int, ranks: int) -> None:
+    batch = list(range(count))
+    counts = [len(shard_batch(batch, rank, ranks)) for rank in range(ranks)]
+    for rank in range(ranks):
+        assert positions_by_counts(counts, rank).tolist() == shard_batch(batch, rank, ranks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
+def test_parts_by_counts_are_the_batch_and_spread_over_it(counts: list[int]) -> None:
+    parts = [positions_by_counts(counts, rank).tolist() for rank in range(len(counts))]
+    assert [len(part) for part in parts] == counts
+    assert sorted(itertools.chain(*parts)) == list(range(sum(counts)))
+    for part in parts:
+        # The middle of an even spread, and at most half a place of each rank beside it.
+        middle = sum(part) / max(1, len(part))
+        assert not part or abs(middle - (sum(counts) - 1) / 2) <= len(counts) / 2
+
+
+def test_steps_by_counts() -> None:
+    order = ArrayDataset({"x": np.arange(22)}, seed=3).order
+    equal = [list(steps(order, 5, epoch=1, begin=4, rank=rank, ranks=2)) for rank in range(2)]
+    uneven = {5: (1, 4), 3: (0, 3)}
+    for rank in range(2):
+        alike = steps_by_counts(order, 5, lambda n: (n - n // 2, n // 2), epoch=1, begin=4, rank=rank)
+        for one, other in zip(alike, equal[rank], strict=True):
+            assert (one.begin, one.end, one.share) == (other.begin, other.end, other.share)
+            assert one.samples.tolist() == other.samples.tolist()
+    made = [list(steps_by_counts(order, 5, uneven.__getitem__, epoch=1, begin=4, rank=rank)) for rank in range(2)]
+    for one, other, first, second in zip(*made, *equal, strict=True):
+        assert (one.share.samples, other.share.samples) == uneven[one.share.total]
+        assert one.share.least == other.share.least == min(uneven[one.share.total])
+        found = [*one.samples.tolist(), *other.samples.tolist()]
+        assert sorted(found) == sorted([*first.samples.tolist(), *second.samples.tolist()])
+        assert (one.begin, one.end) == (first.begin, first.end)
 
 
 @pytest.mark.parametrize("samples", [(3, 3), (3, 2), (1, 0, 0), (5, 1, 4), (2, 2, 2)])

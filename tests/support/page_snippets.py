@@ -67,6 +67,21 @@ SNIPPETS = {
     ("distribute.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
         before=TRAINING, after="assert loader.global_batch_size == 8"
     ),
+    ("distribute.md", 'model, optimizer, loader = mt.distribute(model, optimizer, loader, shares="speed")'): Snippet(
+        before=TRAINING, after="assert len(next(iter(loader))[1]) == 4"
+    ),
+    ("distribute.md", "@mt.elastic.run"): Snippet(
+        before=TRAINING
+        + """
+epochs, seen = 2, []
+def step(images, labels):
+    optimizer.zero_grad()
+    cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    seen.append(len(labels))
+""",
+        after="assert seen == [4] * 8 and loader.epoch == 2",
+    ),
     ("convergence.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
         before=TRAINING
         + """

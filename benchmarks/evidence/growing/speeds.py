@@ -1,12 +1,14 @@
 """Train on ranks of different speeds with equal shares of the batch, and with shares by speed.
 
-    python benchmarks/evidence/growing/speeds.py [--quota 0.5] [--steps 60] [--rounds 3]
+    python benchmarks/evidence/growing/speeds.py [--by distribute] [--quota 0.5] [--steps 60] [--rounds 3]
 
 Two ranks on this host train with NumPy in float64, with one thread each. Quotas of CPU time, by cgroups, make one of
 them twice as fast as the other: one may use `--quota` of a core, the other half of that. It needs the rights to make
-cgroups. Jobs with equal shares and with `SpeedShares` take turns. The ratio of their times is at most 1.5: with equal
+cgroups. Jobs with equal shares and with `SpeedShares` take turns. With `--by distribute`, the same model in torch
+trains with `mt.distribute(shares="equal")` and `shares="speed"`. The ratio of their times is at most 1.5: with equal
 shares a step takes as long as half of the batch on the slow rank, and at best a third of it. The first third of the
-steps is left out, in which the speeds are found. The losses of all jobs must equal, to 1e-10, those of one process.
+steps, with `distribute` at least 36, is left out, in which the speeds are found. The losses of all jobs must equal, to
+1e-10, those of one process.
 """
 
 import argparse
@@ -36,10 +38,12 @@ def main() -> int:
     parser.add_argument("--quota", type=float, default=0.5, help="cores that the fast rank may use")
     parser.add_argument("--steps", type=int, default=60, help="steps of each job")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
+    parser.add_argument("--by", choices=("state", "distribute"), default="state", help="what has the shares")
     parser.add_argument("--rank", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
-        train(arguments.rank[0] == "speed", arguments.steps, arguments.quota, Path(arguments.rank[1]))
+        train = train_by_state if arguments.by == "state" else train_by_distribute
+        train(arguments.rank[0], arguments.steps, arguments.quota, Path(arguments.rank[1]))
         return 0
     seconds: dict[str, list[float]] = {"equal": [], "speed": []}
     losses, parts = [], []
@@ -105,7 +109,7 @@ def trained(steps: int) -> list[float]:
     return losses
 
 
-def train(by_speed: bool, steps: int, quota: float, folder: Path) -> None:  # noqa: FBT001 -- a script
+def train_by_state(shares: str, steps: int, quota: float, folder: Path) -> None:
     """Train as one rank; rank 0 writes down the time of a step, the losses and the shares."""
     import numpy as np  # noqa: PLC0415 -- as above
 
@@ -133,7 +137,7 @@ def train(by_speed: bool, steps: int, quota: float, folder: Path) -> None:  # no
                 )
             state.weights = state.weights - np.asarray(ma.allreduce(gradient * weight))
             losses.append(float(np.asarray(ma.allreduce(np.array([loss * weight])))[0]))
-            if by_speed and step % EVERY == EVERY - 1:
+            if shares == "speed" and step % EVERY == EVERY - 1:
                 state.commit()
             times.append(time.perf_counter() - began)
         if ma.rank() == 0:
@@ -144,6 +148,49 @@ def train(by_speed: bool, steps: int, quota: float, folder: Path) -> None:  # no
             ]
             (folder / "end").write_text(json.dumps(told))
         ma.shutdown()
+    finally:
+        free(group)
+
+
+def train_by_distribute(shares: str, steps: int, quota: float, folder: Path) -> None:
+    """Train as one rank with torch; rank 0 writes down the same."""
+    import torch  # noqa: PLC0415 -- as above
+
+    import multiring.torch as mt  # noqa: PLC0415 -- as above
+    from multiring.torch.distributing.measuring import EVERY  # noqa: PLC0415 -- as above
+
+    torch.set_num_threads(1)
+    mt.init()
+    group = limited(quota / (1 + mt.rank()), f"multiring-{os.getpid()}")
+    try:
+        inputs, goals = (torch.from_numpy(each) for each in samples())
+        repeated = torch.utils.data.TensorDataset(inputs.repeat(steps, 1), goals.repeat(steps))
+        model = torch.nn.Linear(FEATURES, FEATURES, bias=False, dtype=torch.float64)
+        torch.nn.init.constant_(model.weight, 1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = torch.utils.data.DataLoader(repeated, BATCH)
+        model, optimizer, loader = mt.distribute(model, optimizer, data, shares=shares, check=False)
+        losses, times, parts = [], [], []
+        began = time.perf_counter()
+        for own_inputs, own_goals in loader:
+            optimizer.zero_grad()
+            errors = []
+            for one, goal in zip(own_inputs, own_goals, strict=True):
+                for _ in range(3):  # more work, as a deeper network has
+                    hidden = torch.tanh(model(one))
+                errors.append((hidden.mean() - goal) ** 2)
+            loss = torch.stack(errors).mean()
+            losses.append(float(loader.global_loss(loss)))
+            loss.backward()
+            optimizer.step()
+            parts = [len(own_inputs)]
+            times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+        parts = mt.allgather(torch.tensor(parts)).tolist()
+        if mt.rank() == 0:
+            timed = times[max(steps // 3, EVERY + 4) :]
+            (folder / "end").write_text(json.dumps([sum(timed) / len(timed), losses, parts]))
+        mt.shutdown()
     finally:
         free(group)
 

@@ -5,7 +5,7 @@ the step's samples r, r + p, ..., as in `shares`. The progress within an epoch i
 can resume from it on any number of ranks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from multiring.data.orders import Order
 from multiring.data.permutation import Numbers
-from multiring.data.shares import Share
+from multiring.data.shares import Share, positions_by_counts
 from multiring.errors import ArgumentError
 
 FORMAT = 2
@@ -145,3 +145,26 @@ def steps(order: Order, batch: int, *, epoch: int = 0, begin: int = 0, rank: int
         share = Share(samples=len(places), total=total, ranks=ranks, least=total // ranks)
         found = order.samples(epoch, places)
         yield Step(epoch=epoch, begin=begin, end=order.length, share=share, places=places, samples=found)
+
+
+def steps_by_counts(
+    order: Order, batch: int, counts_of: Callable[[int], Sequence[int]], *, epoch: int, begin: int, rank: int
+) -> Iterator[Step]:
+    """Yield a rank's steps of an epoch, from sample `begin` on, with parts of given sizes.
+
+    Args:
+        order: the order of the samples.
+        batch: samples of a step, on all ranks together.
+        counts_of: given the number of samples of the next step, returns how many of them each rank gets. It is called
+            once for each step, in the order of the steps.
+        epoch: the epoch's number.
+        begin: samples of the epoch that are already done.
+        rank: the rank whose samples are returned.
+    """
+    for first in range(begin, order.length, batch):
+        total = min(batch, order.length - first)
+        counts = counts_of(total)
+        places = first + positions_by_counts(counts, rank)
+        share = Share(samples=len(places), total=total, ranks=len(counts), least=min(counts))
+        samples = order.samples(epoch, places)
+        yield Step(epoch=epoch, begin=first, end=first + total, share=share, places=places, samples=samples)

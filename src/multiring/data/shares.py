@@ -1,7 +1,8 @@
 """Divide a global batch among the ranks, and weight each rank's part in an average.
 
 Rank r of p gets samples r, r + p, r + 2p, ... of a batch, as in `elastic_order`. The parts differ by at most one
-sample. If the batch is sorted, for instance by length, all parts have similar samples.
+sample. If the batch is sorted, for instance by length, all parts have similar samples. Ranks of different speeds can
+have parts of given sizes, which are spread over the batch in the same way.
 """
 
 import hashlib
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+import numpy as np
+
+from multiring.data.permutation import Numbers
 from multiring.errors import ArgumentError
 
 Sample = TypeVar("Sample")
@@ -48,6 +52,24 @@ def shard_batch(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
     The result is empty if the batch has fewer than `rank + 1` samples.
     """
     return list(batch[rank::ranks])
+
+
+def positions_by_counts(counts: Sequence[int], rank: int) -> Numbers:
+    """Return the positions of a rank's samples in a batch, int64, in ascending order.
+
+    Each rank's samples are spread evenly over the batch. If all counts are those of equal parts, the positions are
+    rank, rank + ranks, ..., as in `shard_batch`.
+
+    Args:
+        counts: by rank, its number of samples; their sum is the number of samples of the batch.
+        rank: the rank whose positions are returned.
+    """
+    # Sample j of a rank with n samples is in the middle of the n-th part j of the batch. Of samples in one place, that
+    # of the lowest rank comes first.
+    middles = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
+    owners = np.repeat(np.arange(len(counts)), counts)
+    found: Numbers = np.flatnonzero(owners[np.lexsort((owners, middles))] == rank).astype(np.int64)
+    return found
 
 
 def merge_batches(

@@ -20,6 +20,7 @@ from multiring.data.feeding.loader import Batch, Loader
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.torch.collectives.allreduce import allreduce
+from multiring.torch.distributing.measuring import MeasuredShares
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
 from multiring.torch.gradients.distributed import Distributed
@@ -59,6 +60,7 @@ class DataLoader(Loader):
         self._weighing: Weighing | None = None
         self._rules: Rules | None = None
         self._optimizer: Distributed | None = None
+        self._shares: MeasuredShares | None = None
         if not options.keys() & {"rank", "ranks"}:
             self.count_by(count_in_job)
 
@@ -67,6 +69,8 @@ class DataLoader(Loader):
         self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
         self.follow(job_place)
         self.count_by(count_in_job)
+        self._shares = MeasuredShares() if rules.shares == "speed" else None
+        self.divide_by(None if self._shares is None else self._shares.divide_in)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch; after the end of an epoch, yield those of the next epoch."""
@@ -75,7 +79,12 @@ class DataLoader(Loader):
                 self._weighing.set(self.share)
                 # The last batch ends the last group of backwards, even if the group is incomplete.
                 self._weighing.reduce_early(early=self.may_be_last)
-            yield tensors_of(batch)
+            if self._shares is None:
+                yield tensors_of(batch)
+            else:
+                self._shares.begin()
+                yield tensors_of(batch)
+                self._shares.end(self.share.samples)
         if self._weighing is not None and self._optimizer is not None:
             self._weighing.set(None)
             self._weighing.reduce_early(early=False)

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
 from multiring.data.feeding.processes import ProcessWorkers, WorkerArguments
 from multiring.data.feeding.threads import ThreadWorkers, WorkersEndedError
 from multiring.data.feeding.wanted import WantedSamples
-from multiring.data.progress import Progress, Step, steps
+from multiring.data.progress import Progress, Step, steps, steps_by_counts
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
 from multiring.errors import ArgumentError, DataError, StateError
@@ -26,6 +26,7 @@ Batch = dict[str, Any]
 _Crew = ThreadWorkers | ProcessWorkers
 _Started = tuple[BatchJob, _Crew]
 _UnderWay = deque[tuple[Step, _Started]]
+_Divide = Callable[[int], Sequence[int]]  # the number of samples of a step -> how many of them each rank gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Loader:
         self._made_for: tuple[Any, ...] | None = None  # the values for which the workers were made
         self._moves = 0  # how many times the data set has changed from one job to another
         self._where: Callable[[], tuple[int, int]] | None = None
+        self._divide_in: Callable[[], _Divide] | None = None
         self._layout: BatchLayout | None = None
         self._expects: tuple[Any, ...] | None = None
         self.place(rank, ranks)
@@ -190,6 +192,16 @@ class Loader:
         self.place(*where())
         self._where = where
 
+    def divide_by(self, divide_in: Callable[[], _Divide] | None) -> None:
+        """Give ranks parts of other sizes than equal ones; None gives equal parts.
+
+        Args:
+            divide_in: called for each iteration. It returns a function that is called once for each step, in the order
+                of the steps, in the thread that requests batches. Given the number of samples of the step, that
+                function returns the numbers of samples by rank; the same ones on all ranks.
+        """
+        self._divide_in = divide_in
+
     def attend_by(self, attendant: Callable[[], None] | None) -> None:
         """Call `attendant` for every batch, in the thread that requests the batch.
 
@@ -241,7 +253,10 @@ class Loader:
             self._expects = expected
         begin = {"epoch": self._progress.epoch, "begin": self._progress.samples}
         rank, ranks = self._place
-        made = steps(self.samples.order, self.batch, **begin, rank=rank, ranks=ranks)
+        if self._divide_in is None:
+            made = steps(self.samples.order, self.batch, **begin, rank=rank, ranks=ranks)
+        else:
+            made = steps_by_counts(self.samples.order, self.batch, self._divide_in(), **begin, rank=rank)
         return self._batches(islice(made, len(self)))
 
     def _batches(self, source: Iterator[Step]) -> Iterator[Batch]:

@@ -23,6 +23,7 @@ class CountedBatch(NamedTuple):
     batch: Any
     samples: int  # samples in `batch` that belong to this rank
     total: int  # samples in the batch that this rank's part was taken from
+    least: int  # samples of the rank with the fewest samples in it
     seen: int  # fingerprint of that larger batch, or UNKNOWN
 
 
@@ -53,7 +54,9 @@ class Counting:
         """
         part = shard_batch(samples, self._rank, self._ranks)
         seen = fingerprint(samples) if self._looks else UNKNOWN
-        return CountedBatch(self._collate(part or samples[:1]), len(part), len(samples), seen)
+        return CountedBatch(
+            self._collate(part or samples[:1]), len(part), len(samples), len(samples) // self._ranks, seen
+        )
 
 
 def divided(batches: Iterator[CountedBatch], *, agree: bool) -> Iterator[tuple[Any, Share]]:
@@ -76,7 +79,7 @@ def divided(batches: Iterator[CountedBatch], *, agree: bool) -> Iterator[tuple[A
             return
         yield (
             counted.batch,
-            Share(samples=counted.samples, total=counted.total, ranks=ranks, least=counted.total // ranks),
+            Share(samples=counted.samples, total=counted.total, ranks=ranks, least=counted.least),
         )
 
 

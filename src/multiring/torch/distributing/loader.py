@@ -1,7 +1,7 @@
 """DistributedLoader: gives each rank its part of every global batch."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -18,7 +18,9 @@ from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.distributing.counting import CountedBatch, Counting, divided, require_distinct, together
 from multiring.torch.distributing.fingerprints import UNKNOWN
+from multiring.torch.distributing.measuring import MeasuredShares
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
+from multiring.torch.distributing.passes import PassRecord, require_passes
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
 from multiring.torch.gradients.distributed import Distributed
@@ -42,6 +44,8 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._weighing = weighing
         self._optimizer = optimizer
         self._share: Share | None = None
+        self._shares = MeasuredShares() if rules.shares == "speed" else None
+        self._record: PassRecord | None = None
         self._epochs = _with_epochs(loader)
         self._last_epochs: dict[int, int] = {}
         self._build(loader)
@@ -63,7 +67,12 @@ class DistributedLoader(DataLoader[Batch_co]):
         else:
             batches: Any = loader.batch_sampler
             drops_last = bool(getattr(batches, "drop_last", False))
-            self._order = OwnBatches(batches) if rules.sharded else SharedBatches(batches, count, drops_last=drops_last)
+            divide_in = None if self._shares is None else self._shares.divide_in
+            self._order = (
+                OwnBatches(batches)
+                if rules.sharded
+                else SharedBatches(batches, count, drops_last=drops_last, divide_in=divide_in, record=self._record)
+            )
             options["batch_sampler"] = self._order
         # If every rank reads a whole iterable data set, all ranks must draw the same random numbers.
         self._draws_alike = is_iterable and not rules.sharded
@@ -94,6 +103,52 @@ class DistributedLoader(DataLoader[Batch_co]):
         """
         for each in self._epochs:
             each.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The number of finished passes; see `keep_place`.
+
+        Raises:
+            StateError: the place is not kept.
+        """
+        return self._kept().number
+
+    def keep_place(self) -> None:
+        """Keep the place in the passes from now on, so that a training can go on in the middle of one.
+
+        `TorchState` calls it for a loader among its values. Rank 0 then draws each pass as a whole, and all ranks keep
+        its numbers of samples. An iteration yields the batches that are left of the pass.
+
+        Raises:
+            ArgumentError: the place cannot be kept: the ranks have samples of their own, the data set is iterable, or
+                the sampler has no length.
+        """
+        require_passes(self._source, sharded=self._rules.sharded)
+        if self._record is None:
+            self._record = PassRecord(self._source)
+            self._build(self._source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the newest batch, the same on all ranks and for any number of ranks.
+
+        Raises:
+            StateError: the place is not kept; see `keep_place`.
+        """
+        return self._kept().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state` in the next iteration; every rank must call it.
+
+        Raises:
+            ArgumentError: `state` is no result of `state_dict`, or of another data set or loader.
+            StateError: the place is not kept; see `keep_place`.
+        """
+        self._kept().load_state_dict(state)
+
+    def _kept(self) -> PassRecord:
+        if self._record is None:
+            raise StateError("the place in the passes of this loader is not kept: call keep_place() before the first")
+        return self._record
 
     def global_loss(self, loss: Tensor) -> Tensor:
         """Return the loss of the newest global batch. Call it on every rank.
@@ -158,9 +213,18 @@ class DistributedLoader(DataLoader[Batch_co]):
             self._share = share
             self._weighing.set(share)
             self._weighing.reduce_early(early=is_last)
-            yield batch
+            if self._record is not None:
+                self._record.hand_out()
+            if self._shares is None:
+                yield batch
+            else:
+                self._shares.begin()
+                yield batch
+                self._shares.end(share.samples)
         self._weighing.set(None)
         self._weighing.reduce_early(early=False)
+        if self._record is not None:
+            self._record.end()
 
     def _draw_other_seeds(self) -> None:
         """Derive the workers' seed from rank 0's generator state; the seed differs for each rank."""
@@ -185,10 +249,9 @@ class DistributedLoader(DataLoader[Batch_co]):
                 self._last_epochs[number] = each.epoch
 
 
-def _counted(batches: Any, counts: deque[tuple[int, int]]) -> Iterator[CountedBatch]:
+def _counted(batches: Any, counts: deque[tuple[int, int, int]]) -> Iterator[CountedBatch]:
     for batch in batches:
-        samples, total = counts.popleft()
-        yield CountedBatch(batch, samples, total, UNKNOWN)
+        yield CountedBatch(batch, *counts.popleft(), UNKNOWN)
 
 
 def _with_epochs(loader: DataLoader[Any]) -> list[Any]:

@@ -51,6 +51,7 @@ def distribute(
     sharded: bool = ...,
     check: bool = ...,
     compression: Any = ...,
+    shares: str = ...,
 ) -> tuple[Model, Optimizer, DistributedLoader[Batch]]: ...
 
 
@@ -66,6 +67,7 @@ def distribute(
     sharded: bool = ...,
     check: bool = ...,
     compression: Any = ...,
+    shares: str = ...,
 ) -> tuple[Model, Optimizer, FedLoader]: ...
 
 
@@ -80,6 +82,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
     sharded: bool = False,
     check: bool = True,
     compression: Any = Compression.none,
+    shares: str = "equal",
 ) -> tuple[Model, Optimizer, Any]:
     """Prepare a model, its optimizer and its loader for training on all ranks.
 
@@ -109,6 +112,10 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
             step checks that the ranks read the same batch.
         compression: the type in which float32 gradients travel between hosts, as in DistributedOptimizer: a member of
             `Compression`, or its name.
+        shares: "equal": each batch is divided equally among the ranks. "speed": each rank's part is in proportion to
+            its measured speed, for machines of different speeds. The parts change before every 32nd batch that is
+            drawn, if a step becomes more than 3 % shorter; the losses stay those of equal parts, up to rounding. The
+            parameters have to be in host memory, and the data set map-style.
 
     Returns:
         The model, the optimizer and the loader to train with.
@@ -128,7 +135,9 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         init()
     group = members_of(global_process_set).group
     with reporting_errors(group, _WHAT):
-        rules = Rules(batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check)
+        rules = Rules(
+            batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check, shares=shares
+        )
         _require_model(model)
         _require_optimizer(optimizer, rules)
         described_compression = _require_compression(optimizer, rules, compression)
@@ -139,6 +148,8 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
             _require_loader(loader)
             _require_whole_or_sharded(loader, rules)
         _require_of_model(optimizer, model)
+        if rules.shares == "speed":
+            _require_measurable(model, loader)
     lines = _signature_of_fed(loader) if is_fed else _signature_of(loader, rules)
     require_alike(group, _WHAT, [str(rules), f"compression={described_compression}", *lines])
     if size() > 1 and rules.check and not rules.sharded and not is_fed:
@@ -177,6 +188,21 @@ def _require_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
                 f"the optimizer's {place}, {described(parameter)}, is not a parameter of the model: make the "
                 "optimizer of model.parameters(), after the last change to the model"
             )
+
+
+def _require_measurable(model: nn.Module, loader: Any) -> None:
+    """Raise UnsupportedError if shares by speed cannot be measured, or not be given."""
+    devices = {str(each.device) for each in model.parameters() if each.device.type != "cpu"}
+    if devices:
+        raise UnsupportedError(
+            f"shares='speed' with parameters on {', '.join(sorted(devices))}: this process does not see how long a "
+            "device computes, and how long it waits; want shares='equal', or multiring.torch.elastic.SpeedShares"
+        )
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+        raise UnsupportedError(
+            f"shares='speed' with an iterable data set, {type(loader.dataset).__name__}, whose batches workers divide "
+            "ahead of time: want a map-style data set or a multiring.torch.DataLoader, or shares='equal'"
+        )
 
 
 def _require_optimizer(optimizer: Any, rules: Rules) -> None:

@@ -14,6 +14,7 @@ _CHOICES = {
     "reduction": ("mean", "sum"),
     "sharded": (False, True),
     "check": (False, True),
+    "shares": ("equal", "speed"),
 }
 
 
@@ -30,6 +31,7 @@ class Rules:
     reduction: str
     sharded: bool
     check: bool
+    shares: str = "equal"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -50,6 +52,12 @@ class Rules:
             raise ArgumentError(
                 "batch='per_rank' without learning_rate: the global batch grows with the number of ranks; choose how "
                 "the learning rate changes: 'linear', 'sqrt' or 'keep'"
+            )
+
+        if self.sharded and self.shares == "speed":
+            raise ArgumentError(
+                "shares='speed' with sharded=True: each rank's loader already gives the rank's own samples, of which "
+                "other ranks can take none; want sharded=False, or shares='equal'"
             )
 
     @property

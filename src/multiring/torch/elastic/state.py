@@ -11,8 +11,10 @@ from multiring._frontend.elastic.own import OwnPart
 from multiring._frontend.elastic.state import ObjectState, all_or_nothing
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.elastic.own import parts_of_optimizer, without_blocks, without_residuals
 from multiring.torch.elastic.sampler import ElasticSampler
+from multiring.torch.feeding import DataLoader
 from multiring.torch.gathered_state import gather_state
 from multiring.torch.gradients.optimizer import share_anew
 from multiring.torch.gradients.parameters import broadcast_parameters
@@ -195,6 +197,29 @@ class SamplerStateHandler(StateDictHandler):
         self.value.reset()
 
 
+class LoaderStateHandler(StateHandler):
+    """Saves the place of a loader in its data: what was handed out of the current epoch."""
+
+    def __init__(self, loader: DistributedLoader[Any] | DataLoader) -> None:
+        super().__init__(loader)
+        if isinstance(loader, DistributedLoader):
+            loader.keep_place()
+        self._saved = loader.state_dict()
+
+    def save(self) -> None:
+        """Save the place after the newest batch."""
+        self._saved = self.value.state_dict()
+
+    def restore(self) -> None:
+        """Go on from the place that was saved last, in the next iteration."""
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        """Make every rank go on from the place of rank `sync_root`, and save it."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=self.sync_root))
+        self.save()
+
+
 def _recorded_by_all(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the first of `states`, extended by the samples that any rank has recorded."""
     recorded = [state["processed_indices"] for state in states if "processed_indices" in state]
@@ -208,8 +233,9 @@ class TorchState(ObjectState):
 
     Each value is an attribute of the state. `commit` saves all values, and `sync` replaces them by rank 0's.
 
-    Modules, optimizers, learning rate schedulers, gradient scalers and ElasticSamplers are saved by their state_dict,
-    and stay the same objects. Any other value is copied, so it has to be one that `broadcast_object` accepts.
+    Modules, optimizers, learning rate schedulers, gradient scalers, ElasticSamplers, loaders of `distribute`, and
+    `multiring.torch.DataLoader`s are saved by their state_dict, and stay the same objects. Any other value is copied,
+    so it has to be one that `broadcast_object` accepts.
 
     What differs between ranks is committed on each rank, and in a peer's memory: the state of a Shampoo, residuals of
     compression, and values that are given as an `OwnValue` or a `Randomness`.
@@ -305,6 +331,8 @@ _registry: Registry = [
     (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),
     (torch.amp.GradScaler, StateDictHandler),
     (ElasticSampler, SamplerStateHandler),
+    (DistributedLoader, LoaderStateHandler),
+    (DataLoader, LoaderStateHandler),
 ]
 
 
