@@ -194,6 +194,11 @@ def keep_places(here: Here) -> None:
     ):
         with pytest.raises(ArgumentError, match=text):
             loader.load_state_dict(wrong)
+    over, other = iter(loader), iter(loader)
+    next(over)
+    next(other)
+    with pytest.raises(StateError, match="this iteration of the loader is over, because another one has begun"):
+        next(over)
     endless = made(DataLoader(data(), batch_sampler=Endless()))
     endless.keep_place()
     with pytest.raises(Exception, match="drew more than 60 batches in a pass, 10 times as many as its length"):

@@ -46,6 +46,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._share: Share | None = None
         self._shares = MeasuredShares() if rules.shares == "speed" else None
         self._record: PassRecord | None = None
+        self._turn: object = None  # the iteration that counts for the place
         self._epochs = _with_epochs(loader)
         self._last_epochs: dict[int, int] = {}
         self._build(loader)
@@ -144,6 +145,7 @@ class DistributedLoader(DataLoader[Batch_co]):
             StateError: the place is not kept; see `keep_place`.
         """
         self._kept().load_state_dict(state)
+        self._turn = None
 
     def _kept(self) -> PassRecord:
         if self._record is None:
@@ -206,7 +208,13 @@ class DistributedLoader(DataLoader[Batch_co]):
         # The last batch ends the last accumulation group, even if the group is incomplete. Only the loader can detect
         # the last batch.
         told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
+        turn = self._turn = object()
         for (batch, share), is_last in told:
+            if self._record is not None and self._turn is not turn:
+                raise StateError(
+                    "this iteration of the loader is over, because another one has begun, or a state was loaded, while "
+                    "a state keeps the loader's place: iterate anew; for a pass within a pass, use another loader"
+                )
             if checks:
                 require_distinct(batch, share)
                 checks = False
@@ -223,7 +231,7 @@ class DistributedLoader(DataLoader[Batch_co]):
                 self._shares.end(share.samples)
         self._weighing.set(None)
         self._weighing.reduce_early(early=False)
-        if self._record is not None:
+        if self._record is not None and self._turn is turn:
             self._record.end()
 
     def _draw_other_seeds(self) -> None:
