@@ -194,6 +194,18 @@ def keep_places(here: Here) -> None:
     ):
         with pytest.raises(ArgumentError, match=text):
             loader.load_state_dict(wrong)
+    # With a batch for each rank, the place counts the batches of one process, so it holds for any number of ranks.
+    rules = {"batch": "per_rank", "learning_rate": "keep"}
+    for drops, wanted in ((False, [4, 4, 3]), (True, [4, 4])):
+        paired = made(DataLoader(TensorDataset(numbers), 2, drop_last=drops), check=False, **rules)
+        paired.keep_place()
+        assert [len(mt.allgather(each)) for (each,) in paired] == wanted
+        assert paired.epoch == 1
+        next(iter(paired))
+        assert paired.state_dict()["done"] == 2
+        assert paired.state_dict()["passes"] == 1
+        assert [len(mt.allgather(each)) for (each,) in paired] == wanted[1:]
+        assert paired.state_dict()["passes"] == 2
     over, other = iter(loader), iter(loader)
     next(over)
     next(other)

@@ -79,6 +79,8 @@ class SharedBatches(OwnBatches):
         self._drops_last = drops_last
         self._divide_in = divide_in
         self._record = record
+        if record is not None:
+            record.together, record.drops_last = together, drops_last
 
     def _drawn(self, counts: deque[tuple[int, int, int]]) -> Iterator[list[Any]]:
         here, ranks = rank(), size()
@@ -94,8 +96,9 @@ class SharedBatches(OwnBatches):
             yield part or list(batch[:1])
 
     def _of_all_ranks(self) -> Iterator[Sequence[Any]]:
-        draw = partial(merge_batches, self._batches, self._together, drops_last=self._drops_last)
-        return _told_by_rank_0(draw) if self._record is None else self._record.rest(draw)
+        if self._record is not None:
+            return merge_batches(self._record.rest(self._batches), self._together, drops_last=self._drops_last)
+        return _told_by_rank_0(partial(merge_batches, self._batches, self._together, drops_last=self._drops_last))
 
     def __len__(self) -> int:
         whole, more = divmod(super().__len__(), self._together)

@@ -1,6 +1,6 @@
 """Where a training is in the passes of its loader, kept so that a training can go on in the middle of one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any
 
@@ -25,12 +25,19 @@ class PassRecord:
 
     Args:
         loader: the loader of one process, with the sampler and its random number generators.
+
+    Attributes:
+        together: the number of batches of this loader that form one global batch.
+        drops_last: whether an incomplete global batch at the end of a pass is left out.
     """
+
+    together = 1
+    drops_last = False
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self._number = 0  # of finished passes
-        self._done = 0  # batches of the current pass that were handed out
+        self._done = 0  # batches of the current pass that were handed out; those of this loader, not global ones
         self._batches: Batches | None = None  # of the current pass; None: it is not drawn yet
         self._random = self._states()  # of the sampler's generators on rank 0 when the pass was drawn
 
@@ -41,13 +48,17 @@ class PassRecord:
 
     @property
     def _is_at_end(self) -> bool:
-        return self._batches is not None and self._done == len(self._batches)
+        return self._batches is not None and self._left < (self.together if self.drops_last else 1)
 
-    def rest(self, draw: Callable[[], Iterable[Sequence[Any]]]) -> Iterator[Sequence[Any]]:
+    @property
+    def _left(self) -> int:
+        return 0 if self._batches is None else len(self._batches) - self._done
+
+    def rest(self, batches: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """Yield the batches that are left of the current pass, or those of the next one; every rank must call it.
 
         Args:
-            draw: draws the batches of a pass; only rank 0 calls it.
+            batches: the batches of a pass; only rank 0 draws them.
 
         Raises:
             MismatchInternalError: rank 0 could not draw the batches. Rank 0 raises its own error.
@@ -55,25 +66,25 @@ class PassRecord:
         if self._is_at_end:
             self.end()
         if self._batches is None:
-            self._draw(draw)
+            self._draw(batches)
         else:
             self._set_states()
         yield from self._batches[self._done :] if self._batches is not None else ()
 
     def hand_out(self) -> None:
-        """Count a batch that the program gets."""
-        self._done += 1
+        """Count a global batch that the program gets."""
+        self._done += min(self.together, self._left)
 
     def end(self) -> None:
         """Count the pass as finished."""
         self._number, self._done, self._batches = self._number + 1, 0, None
 
-    def _draw(self, draw: Callable[[], Iterable[Sequence[Any]]]) -> None:
+    def _draw(self, source: Iterable[Sequence[Any]]) -> None:
         batches: Batches = ()
         failure: Exception | None = None
         if rank() == 0:
             try:
-                batches = tuple(tuple(each) for each in islice(draw(), self._most + 1))
+                batches = tuple(tuple(each) for each in islice(source, self._most + 1))
                 _require_batches(batches, self._most)
             except Exception as error:  # noqa: BLE001 -- raised when the other ranks know of it
                 failure = error
