@@ -152,7 +152,7 @@ def test_places() -> None:
     run_ranks(keep_places, 2)
 
 
-def keep_places(here: Here) -> None:
+def keep_places(here: Here) -> None:  # noqa: PLR0915 -- one job for all checks
     join(here)
 
     def made(loader: Any, **rules: Any) -> Any:
