@@ -47,7 +47,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, points: Any, 
     """Make a step, and return the loss."""
     loss = torch.nn.functional.mse_loss(model(points), goals)
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call] # torch's own
     optimizer.step()
     return loss.detach()
 

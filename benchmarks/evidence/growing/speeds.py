@@ -181,7 +181,7 @@ def train_by_distribute(shares: str, steps: int, quota: float, folder: Path) -> 
                 errors.append((hidden.mean() - goal) ** 2)
             loss = torch.stack(errors).mean()
             losses.append(float(loader.global_loss(loss)))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
             optimizer.step()
             parts = [len(own_inputs)]
             times.append(time.perf_counter() - began)

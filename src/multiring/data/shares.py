@@ -12,8 +12,8 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from multiring.data.permutation import Numbers
 from multiring.errors import ArgumentError
 
 Sample = TypeVar("Sample")
@@ -54,7 +54,7 @@ def shard_batch(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
     return list(batch[rank::ranks])
 
 
-def positions_by_counts(counts: Sequence[int], rank: int) -> Numbers:
+def positions_by_counts(counts: Sequence[int], rank: int) -> NDArray[np.int64]:
     """Return the positions of a rank's samples in a batch, int64, in ascending order.
 
     Each rank's samples are spread evenly over the batch. If all counts are those of equal parts, the positions are
@@ -68,7 +68,7 @@ def positions_by_counts(counts: Sequence[int], rank: int) -> Numbers:
     # of the lowest rank comes first.
     middles = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
     owners = np.repeat(np.arange(len(counts)), counts)
-    found: Numbers = np.flatnonzero(owners[np.lexsort((owners, middles))] == rank).astype(np.int64)
+    found: NDArray[np.int64] = np.flatnonzero(owners[np.lexsort((owners, middles))] == rank).astype(np.int64)
     return found
 
 
