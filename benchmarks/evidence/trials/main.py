@@ -1,6 +1,6 @@
 """Measure what trials lose beside their training, and prune trials on several ranks a thousand times.
 
-    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes,deaths,moves,copies] [--short]
+    python benchmarks/evidence/trials/main.py [--only fill,sizes,ask,prunes,deaths,moves,copies,storages] [--short]
 
 `fill`: 64 trials of durations 10:1 on 8 ranks, each on one; `sizes`: on 1, 2 and 4 ranks. What their ranks reach is
 compared with greedy assignment in the same order, computed. `ask`: 300 trials of 10 s with ten reports, eight at a
@@ -9,7 +9,8 @@ jobs that are done are in build/trials_prunes.jsonl, and a further run goes on a
 `multiring trials run` whose script fails at random steps, whose ranks are killed at random moments, and whose command
 is ended by SIGINT, SIGTERM or SIGKILL and given again. `moves`: studies of `multiring.trials.run` whose ranks are
 killed at random moments, first the one that holds the study. `copies`: a model and its optimizer of 100 MB that one
-member of a population copies from the other, on one host.
+member of a population copies from the other, on one host. `storages`: studies in SQLite and PostgreSQL that
+optuna-dashboard shows; it wants root, Debian's PostgreSQL, and `pip install pg8000 optuna-dashboard`.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import Claim, report
 from benchmarks.evidence.trials.moving import RANK, lives, moves, states_in
+from benchmarks.evidence.trials.storages import storages
 
 RANKS = 8
 JOB_S = 1500.0
@@ -261,6 +263,7 @@ CLAIMS = {
     "prunes": lambda share: prunes(1000 // share),
     "deaths": lambda share: deaths(20 // share),
     "moves": lambda share: moves(60 // share, load),
+    "storages": lambda share: storages(max(50, 60 // share), load),
     "copies": lambda share: copies(max(4, 30 // share)),
 }
 

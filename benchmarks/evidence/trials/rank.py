@@ -4,6 +4,7 @@ Compute is slept through, so that the ranks do not need cores.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -168,6 +169,23 @@ def copies(size_bytes: int, rounds: int) -> dict[str, Any]:
     return {"seconds": found[1][0], "wrong": wrong}
 
 
+def stored(count: int, url: str) -> dict[str, Any]:
+    """Run trials whose study is in a storage; return how often it was reported as lost."""
+    lost: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lost.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("multiring").addHandler(handler)
+
+    def objective(trial: trials.Trial) -> float:
+        for step in range(5):
+            time.sleep(0.3)
+            trial.report(trial.params["x"] + step, step)
+        return float(trial.params["x"])
+
+    found = trials.run(objective, {"x": {"low": 0.0, "high": 1.0}}, trials=count, storage=url)
+    return {"unsaved": found.unsaved, "warnings": sum("the storage takes nothing" in each for each in lost)}
+
+
 def main() -> None:
     """Run the case of the command line."""
     case, output, numbers = sys.argv[1:]
@@ -178,6 +196,7 @@ def main() -> None:
         "prunes": prunes,
         "moves": moves,
         "copies": copies,
+        "stored": stored,
     }
     found = cases[case](*json.loads(numbers))
     if multiring.rank() == 0:
