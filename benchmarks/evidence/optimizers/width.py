@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402 -- after the change of the import path above
 import torch  # noqa: E402
 from benchmarks.evidence.optimizers.runs import BETAS, Line, Pool, Record, evaluated, factor, told  # noqa: E402
-from benchmarks.evidence.optimizers.workloads import WORKLOADS, CharacterTransformer  # noqa: E402
+from benchmarks.evidence.optimizers.workloads import WORKLOADS, CharacterTransformer, noisy_digits  # noqa: E402
 from benchmarks.evidence.support.claims import commit, machine  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -39,6 +39,7 @@ GRID = 1.4
 GROWTH = 4
 FLOOR, AIM = 2.0, 1.5
 FORMS = ("narrow", "plain", "rules")
+SOURCES = {**WORKLOADS, "digits": replace(WORKLOADS["convolutional"], name="digits", data=noisy_digits)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ class Task:
     """A task of two widths.
 
     Args:
-        workload: whose data and loss it has.
+        workload: whose data and loss it has, of SOURCES.
         network: returns a network of a width.
         narrow: the narrow width.
         lowest: the lowest rate of the grid.
@@ -78,20 +79,20 @@ class Task:
 
 class _Perceptron(nn.Sequential):
     def __init__(self, width: int) -> None:
-        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(256, width), nn.ReLU()]
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width), nn.ReLU()]
         for _ in range(3):
             layers += [nn.Linear(width, width), nn.ReLU()]
         super().__init__(*layers, nn.Linear(width, 10))
 
 
 def _perceptron(**options: Any) -> Task:
-    same = {"workload": "convolutional", "network": _Perceptron, "narrow": 64, "batch": 64, "seeds": 2}
+    same = {"workload": "digits", "network": _Perceptron, "narrow": 64, "batch": 64, "seeds": 2}
     return Task(**{**same, "lowest": 2e-4, "rates": 14, "steps": 300, "narrow_steps": 300, **options})
 
 
 def _transformer(**options: Any) -> Task:
     same = {"workload": "transformer", "network": CharacterTransformer, "narrow": 32, "batch": 8, "seeds": 2}
-    return Task(**{**same, "lowest": 6e-4, "rates": 12, "steps": 300, "narrow_steps": 300, **options})
+    return Task(**{**same, "lowest": 6e-4, "rates": 16, "steps": 300, "narrow_steps": 300, **options})
 
 
 TASKS: Mapping[str, Task] = {
@@ -116,7 +117,7 @@ class Width:
         """The name in the record."""
         # The wide networks of `short` are those of `transformer`, which are trained once.
         task = "transformer" if self.task == "short" and self.form != "narrow" else self.task
-        return f"{task} {self.form} rate {self.rate:g} seed {self.seed}"
+        return f"{task} of {TASKS[task].workload} {self.form} rate {self.rate:g} seed {self.seed}"
 
 
 def trainings(task: str) -> list[Width]:
@@ -133,7 +134,7 @@ def train(width: Width, device: str) -> Line:
     """Train with Adam, and return the held-out loss at the end; None if it is not finite."""
     torch.set_num_threads(1)
     began = time.monotonic()
-    task, workload = TASKS[width.task], WORKLOADS[TASKS[width.task].workload]
+    task, workload = TASKS[width.task], SOURCES[TASKS[width.task].workload]
     draw, held_out = workload.data()
     torch.manual_seed(width.seed)
     if width.form == "rules":
@@ -233,7 +234,7 @@ def main() -> int:
     path = options.folder / "width.jsonl"
     if not options.show:
         torch.set_num_threads(1)
-        digests = {name: WORKLOADS[name].digest() for name in {TASKS[name].workload for name in names}}
+        digests = {name: SOURCES[name].digest() for name in {TASKS[name].workload for name in names}}
         record, pool = Record(path, told(options.device, digests)), Pool(options.jobs, options.device, train)
         for each in {each.name: each for task in names for each in trainings(task)}.values():
             pool.start(each, record)

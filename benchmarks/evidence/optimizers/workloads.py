@@ -118,6 +118,24 @@ def _cluttered_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Se
     return functools.partial(drawn, order[:1350]), [held_out]
 
 
+@functools.cache
+def noisy_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Sequence[Batch]]:
+    """Return scikit-learn's digits with noise: for perceptrons, which do not learn digits at random places."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 -- only this workload needs it
+
+    found = load_digits()
+    images, labels = (found.images / 16).astype(np.float32), found.target.astype(np.int64)
+    order = np.random.default_rng(20).permutation(len(labels))
+
+    def drawn(which: Array, random: np.random.Generator, count: int) -> Batch:
+        chosen = random.choice(which, count)
+        noise = random.normal(0, 0.4, (count, _DIGIT, _DIGIT)).astype(np.float32)
+        return torch.from_numpy((images[chosen] + noise)[:, None]), torch.from_numpy(labels[chosen])
+
+    held_out = drawn(order[1350:], np.random.default_rng(21), 1024)
+    return functools.partial(drawn, order[:1350]), [held_out]
+
+
 # ---- a transformer: the next character of Python's own sources ----
 
 _SOURCES: tuple[str, ...] = (
