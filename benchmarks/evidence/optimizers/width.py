@@ -87,7 +87,7 @@ class _Perceptron(nn.Sequential):
 
 def _perceptron(**options: Any) -> Task:
     same = {"workload": "digits", "network": _Perceptron, "narrow": 64, "batch": 64, "seeds": 2}
-    return Task(**{**same, "lowest": 2e-4, "rates": 14, "steps": 300, "narrow_steps": 300, **options})
+    return Task(**{**same, "lowest": 2e-4, "rates": 17, "steps": 300, "narrow_steps": 300, **options})
 
 
 def _transformer(**options: Any) -> Task:
