@@ -52,6 +52,18 @@ class RunningTrial:
     is_told: bool = False
     is_pruned: bool = False  # the pruner has ended it; its ranks may not know yet
 
+    def end(self) -> tuple[TrialEnd, str]:
+        """Return how the trial has ended, once all its ranks have told, and the words for it."""
+        first = self.outcomes[self.ranks[0]]
+        failed = {rank: each for rank, each in sorted(self.outcomes.items()) if each.state == "failed"}
+        reason = self.why or next((f"rank {rank}: {each.reason}" for rank, each in failed.items()), "")
+        is_pruned = any(each.state == "pruned" for each in self.outcomes.values())
+        if not reason and first.state == "stopped" and not is_pruned:
+            reason = first.reason
+        shown = first.state if first.value is None else f"complete {first.value}"
+        end = TrialEnd(value=first.value if first.state == "complete" else None, reason=reason)
+        return end, f"failed ({reason})" if reason else shown
+
 
 class StudyHolder:
     """Runs a study on a thread of its own.
@@ -262,9 +274,7 @@ class StudyHolder:
                 self._expect(trial)
         self._former = None
         over, own = self._ledger.counted(), next(rank for rank in self._order if rank in self._live)
-        _log.warning(
-            "trials: rank %d holds the study now, as the rank before it was lost; %d trials are over", own, over
-        )
+        _log.warning("trials: rank %d holds the study now, as the former was lost; %d trials are over", own, over)
         self._go_on_without(lost)
         for sender, message in later:
             self._handle(sender, message)
@@ -306,16 +316,14 @@ class StudyHolder:
         for serial, running in list(self._running.items()):
             if time.monotonic() < running.until_s:
                 continue
+            told = f"trials: trial {running.trial.number}"
             late = sorted(set(running.ranks) - set(running.outcomes))
             if running.is_told:
-                _log.warning("trials: trial %d has not ended on ranks %s yet", running.trial.number, late)
+                _log.warning("%s has not ended on ranks %s yet", told, late)
                 running.until_s = time.monotonic() + _SLOW_S
             elif any(each.state == "pruned" for each in running.outcomes.values()):
-                _log.warning(
-                    "trials: trial %d was pruned, but not on ranks %s; call should_prune on every rank of a trial",
-                    running.trial.number,
-                    late,
-                )
+                advice = "call should_prune on every rank of a trial"
+                _log.warning("%s was pruned, but not on ranks %s; %s", told, late, advice)
                 self._stop(serial, "it was pruned")
             else:
                 running.why = f"its time limit of {self._plan.time_limit_s:g} s has passed"
@@ -332,17 +340,9 @@ class StudyHolder:
 
     def _finish(self, running: RunningTrial) -> None:
         """Tell the study how a trial has ended, and free its ranks."""
-        number, first = running.trial.number, running.outcomes[running.ranks[0]]
-        failed = {rank: each for rank, each in sorted(running.outcomes.items()) if each.state == "failed"}
-        reason = running.why or next((f"rank {rank}: {each.reason}" for rank, each in failed.items()), "")
-        is_pruned = any(each.state == "pruned" for each in running.outcomes.values())
-        if not reason and first.state == "stopped" and not is_pruned:
-            reason = first.reason
-        end = TrialEnd(value=first.value if first.state == "complete" else None, reason=reason)
+        end, shown = running.end()
         self._ledger.end(running.trial, running.ranks, running.began_s, end)
-        shown = first.state if first.value is None else f"complete {first.value}"
-        shown = f"failed ({reason})" if reason else shown
-        self._show(f"trial {number} on ranks {list(running.ranks)}: {shown}, {running.trial.params}")
+        self._show(f"trial {running.trial.number} on ranks {list(running.ranks)}: {shown}, {running.trial.params}")
         self._free.update(set(running.ranks) & self._live)
 
     def _assign(self) -> None:
@@ -375,16 +375,28 @@ class StudyHolder:
 
     def _expect(self, trial: AskedTrial) -> None:
         """Let a trial wait for free ranks. It fails if its number of ranks is wrong."""
-        size = len(self._live)
-        try:
-            count = self._plan.ranks_of(dict(trial.params))
-            reason = f"ranks_per_trial gave {count!r}; want a whole number, 1 to {size}"
-        except Exception as error:  # noqa: BLE001 -- of the caller's function
-            count, reason = None, f"ranks_per_trial: {type(error).__name__}: {error}"
-        if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= size:
+        count = wanted_ranks(self._plan, trial, len(self._live))
+        if isinstance(count, int):
             self._waiting.append((trial, count))
         else:
-            self._ledger.fail(trial.number, reason)
+            self._ledger.fail(trial.number, count)
+
+
+def wanted_ranks(plan: StudyPlan, trial: AskedTrial, size: int) -> int | str:
+    """Return how many ranks a trial wants, or what is wrong with that number.
+
+    Args:
+        plan: has the caller's function, or number.
+        trial: the trial.
+        size: how many ranks there are.
+    """
+    try:
+        count = plan.ranks_of(dict(trial.params))
+    except Exception as error:  # noqa: BLE001 -- of the caller's function
+        return f"ranks_per_trial: {type(error).__name__}: {error}"
+    if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= size:
+        return count
+    return f"ranks_per_trial gave {count!r}; want a whole number, 1 to {size}"
 
 
 def chosen_ranks(free: set[int], count: int, hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -439,7 +439,7 @@ class _TrialsRun(StudyRun):
         if is_interrupted or not self._moves:
             self._messages.close()
         else:
-            self._world.job_objects.made(_LastStudy, _LastStudy).replace(self._messages)
+            self._world.job_objects.made(_LastStudy, _LastStudy).follow(self._messages)
 
     def _settle(self) -> None:
         self._desk.require_ranks()
@@ -468,8 +468,8 @@ class _LastStudy:
     def __init__(self) -> None:
         self._messages: TrialMessages | None = None
 
-    def replace(self, messages: TrialMessages) -> None:
-        """Close those of the study before."""
+    def follow(self, messages: TrialMessages) -> None:
+        """Keep the messages of a study, and close those of the one before."""
         if self._messages is not None:
             self._messages.close()
         self._messages = messages
