@@ -3,6 +3,7 @@
 An existing file is replaced only if multiring wrote it.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -10,6 +11,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multiring.errors import ArgumentError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def words_of(error: OSError, place: Path | str = "") -> str:
+    """Return what failed with a file, in words: the file, the reason, and what to do if there is no room.
+
+    Args:
+        error: the error.
+        place: the file or folder, if the error does not name it. An error of a write does not.
+    """
+    name = error.filename or str(place)
+    text = f"{name!r}: {error.strerror or error}" if name else f"{error.strerror or error}"
+    if error.errno in _FULL:
+        text += "; make room on the disk, then give the same command again"
+    return text
 
 
 def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], what: str) -> None:

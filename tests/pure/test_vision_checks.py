@@ -297,6 +297,21 @@ def test_the_command_says_what_is_wrong(
     assert text in error
 
 
+def test_a_project_inside_is_told_and_its_results_are_no_pictures(tmp_path: Path) -> None:
+    with with_pictures(tmp_path / "outer", 2) as project:
+        with with_pictures(tmp_path / "outer" / "inner", 1) as inner:
+            scene(7).save(inner.runs / "result.png")
+        scene(8).save(project.runs / "result.png")
+        (tmp_path / "outer" / "plain" / "runs").mkdir(parents=True)
+        scene(9).save(tmp_path / "outer" / "plain" / "runs" / "r.png")  # a folder of this name is no result by itself
+        found = check_project(project, project.scan())
+        assert [each.path for each in project.images()] == ["inner/p00.png", "p00.png", "p01.png", "plain/runs/r.png"]
+        [told] = [each.text for each in found.findings if each.kind == "project inside"]
+        assert told.startswith(
+            "folder 'inner' is a project of its own: its pictures count in this one, too, but not its"
+        )
+
+
 def test_what_is_gone_does_not_count(tmp_path: Path) -> None:
     """A class whose pictures are gone has none; a picture that nobody labelled may go."""
     with with_pictures(tmp_path / "a", 5) as project:

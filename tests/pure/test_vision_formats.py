@@ -312,6 +312,18 @@ BAD = [
         written("labels.csv", "path,class,group\na.png,cat,g\na.png,cat,h\n"),
         r"line 3: picture .*\('h', '', ''\)",
     ),
+    ("csv", written("labels.csv", "path,class,frame\na.png,cat,3\n"), "'a.png' has a frame, and no video: give both"),
+    ("csv", written("labels.csv", "path,class,video\na.png,cat,v\n"), "'a.png' has a video, and no frame: give both"),
+    ("csv", written("labels.csv", "path,class,video,frame\na.png,cat,v,-1\n"), "'a.png' is the frame -1: want a whole"),
+    (
+        "csv",
+        both(
+            written("images/b.png", ""), written("labels.csv", "path,class,video,frame\na.png,cat,v,1\nb.png,cat,v,1\n")
+        ),
+        "b.png' is empty",
+    ),
+    ("coco", of_coco(lambda told: told["images"][0].update(video=3, frame=1.5)), "is the frame 1.5: want a whole"),
+    ("coco", of_coco(lambda told: told["images"][0].update(group=[1])), r"has the group \[1\]: want a text"),
     ("csv", written("labels.csv", 'path,class\na.png,"cat\n'), r"labels\.csv', line 2: unexpected end of data"),
     ("imagefolder", written("readme", ""), r"images/a\.png' is in no folder|a\.png' is in no folder of a class"),
     ("voc", xml("<object>" + BOX + "</object>"), r"a\.xml': object 0: has no name"),
@@ -531,6 +543,63 @@ def test_pictures_without_labels_beside_the_others_are_counted(
     written("labels.csv", "path,class\na.png,cat\n")(tmp_path / "set")
     assert main(["vision", "import", str(tmp_path / "project"), str(tmp_path / "set"), "--format", "csv"]) == 0
     assert capsys.readouterr().out == "1 picture, 1 of them copied, 1 label; 2 other pictures without labels left out\n"
+
+
+def test_a_label_that_is_given_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        Image.new("RGB", (9, 8), "red").save(tmp_path / f"{name}.png")
+    box = "cat,1,2,3,4\n"
+    written("labels.csv", f"path,class,left,top,width,height\na.png,{box}a.png,{box}a.png,cat,1,2,3,5\nb.png,{box}")(
+        tmp_path
+    )
+    words = ["vision", "import", str(tmp_path / "project"), str(tmp_path / "labels.csv"), "--format", "csv"]
+    for _ in range(2):  # the second time finds the same labels
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert "3 labels; 1 label given again for a picture, equal in every field, left out\n" in told
+    with VisionProject.open(tmp_path / "project") as project:
+        assert [len(each.labels or ()) for each in project.labellings().values()] == [2, 1]
+
+
+def test_two_pictures_that_are_one_frame_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Image.new("RGB", (9, 8), "red").save(tmp_path / f"{name}.png")
+    written("labels.csv", "path,class,video,frame\na.png,cat,v,1\nb.png,cat,v,1\n")(tmp_path)
+    with VisionProject.create(tmp_path / "project") as project:
+        with pytest.raises(DataError, match=r"'a\.png' and 'b\.png' are both the frame 1 of the video 'v'"):
+            import_labels(project, tmp_path, "csv", "ann")
+        assert not project.images()
+
+
+def test_videos_and_groups_are_stated_before_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A labelled frame without its video could be on the other side of a split."""
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    Image.new("RGB", (9, 8), "red").save(tmp_path / "a.png")
+    written("labels.csv", "path,class,video,frame,group\na.png,cat,v,1,g\n")(tmp_path)
+    with VisionProject.create(tmp_path / "project") as project:
+        monkeypatch.setattr(VisionProject, "set_many_labels", killed)
+        with pytest.raises(KeyboardInterrupt):
+            import_labels(project, tmp_path, "csv", "ann")
+        [image] = project.images()
+        assert (image.video, image.frame, image.group) == ("v", 1, "g")
+
+
+def test_pictures_in_results_and_linked_folders_are_no_data(tmp_path: Path) -> None:
+    source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
+    for place in (source / "cat", elsewhere):
+        place.mkdir(parents=True)
+        Image.new("RGB", (9, 8), "red").save(place / "a.png")
+    with VisionProject.create(source / "cat" / "inner") as inner:
+        Image.new("RGB", (9, 8), "blue").save(inner.runs / "result.png")
+    with VisionProject.create(source / "project") as project:
+        done = import_labels(project, source, "imagefolder", "ann")
+        assert (done.pictures, done.left_out) == (1, 0)
+        (source / "dog").symlink_to(elsewhere)
+        with pytest.raises(DataError, match="/dog' is a link that leads out of"):
+            import_labels(project, source, "imagefolder", "ann")
 
 
 def test_names_of_yolo_are_texts(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from PIL import Image
 from multiring._web.guard import MOST_BYTES, listening_socket
 from multiring._web.loopback import is_loopback
 from multiring._web.token_files import read_tokens
-from multiring.errors import ArgumentError, DataError
+from multiring.errors import ArgumentError, DataError, StateError
 from multiring.vision import Box, Label, Mask, VisionProject, read_picture, run_lengths_of
 from multiring.vision.labelling.application import COOKIE, LabellingService, create_application
 from multiring.vision.labelling.frames import make_frames, videos_without_frames
+from multiring.vision.labelling.proposals import ProposalStore, newest_model
 from multiring.vision.labels import to_json
+from multiring.vision.project.schema import LabelStoreError
 
 with warnings.catch_warnings():
     # Newer releases of starlette want httpx2 instead of httpx, and work with httpx.
@@ -121,6 +123,28 @@ def test_wrong_edits_change_nothing(client: TestClient, wrong: Any) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]
     assert state(client)["change"] == 0
+
+
+def test_a_label_that_is_there_is_not_added_again(client: TestClient) -> None:
+    assert edit(client, {"do": "add", "label": BOX}).json()["labels"] == [BOX]
+    change = state(client)["change"]
+    assert edit(client, {"do": "add", "label": BOX}).json()["labels"] == [BOX]
+    assert state(client)["change"] == change  # nothing that an undo would take back
+    # Within a request, labels keep their numbers.
+    told = edit(client, {"do": "add", "label": BOX}, {"do": "replace", "index": 1, "label": MOVED}).json()
+    assert told["labels"] == [BOX, MOVED]
+
+
+def test_labels_that_cannot_be_written_are_not_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page drops a change that is refused with 400, and tries again after 503."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise LabelStoreError("the project's labels cannot be written: database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionProject, "set_labels", full)
+        answer = edit(client, {"do": "add", "label": BOX})
+    assert (answer.status_code, "disk is full" in answer.json()["error"]) == (503, True)
 
 
 def test_an_outdated_change_is_refused(client: TestClient, folder: Path) -> None:
@@ -233,7 +257,17 @@ def test_requests_are_bounded(client: TestClient) -> None:
             yield bytes(1 << 20)
 
     assert client.post("/api/edit", content=endless()).status_code == 413
-    for body in (b"", b"{", b"[]", b"\xff", b'{"a":' * 200_000, b"[" * 1_000_000, b"1e999", b'{"edits":{}}'):
+    for body in (
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"a":' * 200_000,
+        b"[" * 1_000_000,
+        b"1e999",
+        b'{"edits":{}}',
+        b'{"path":"\\ud800"}',
+    ):
         assert client.post("/api/edit", content=body).status_code == 400, body[:20]
     for query in ("x", "1e3", "9" * 100, "-", "٣"):
         assert client.get("/api/pictures", params={"since": query}).status_code == 400, query
@@ -330,6 +364,12 @@ def test_a_video_becomes_pictures(folder: Path) -> None:
         (folder / "bad.mp4").write_bytes(b"no video")
         with pytest.raises(DataError, match=r"bad\.mp4"):
             make_frames(project, "bad.mp4")
+    with VisionProject.open(folder) as project:
+        project.set_frames(dict.fromkeys(made))  # as if the process had been killed before it stated them
+        assert make_frames(project, "films/a.avi", 2) == made
+        assert [each.frame for each in project.frames_of("films/a.avi")] == [0, 2, 4]
+        with pytest.raises(StateError, match="the video has frames"):
+            make_frames(project, "films/a.avi", 2)
     assert videos_without_frames(folder) == ["bad.mp4"]
     assert not list(folder.glob(".*"))
 
@@ -360,6 +400,18 @@ def test_proposals_become_labels_when_accepted(client: TestClient, folder: Path)
         {"do": "add", "label": MOVED, "proposal": MOVED},  # nobody proposed it
     ).json()
     assert (told["accepted"], told["corrections"], len(told["labels"])) == (1, 2, 3)
+
+
+def test_models_of_clips_propose_nothing(folder: Path) -> None:
+    for name, kind, when in (("old", "classify", "2025"), ("new", "act", "2026")):
+        run = folder / "runs" / name
+        run.mkdir(parents=True)
+        (run / "model.json").write_text(json.dumps({"kind": kind, "when": when}))
+    assert newest_model(folder) == "old"
+    (folder / "runs" / "old" / "model.json").unlink()
+    assert newest_model(folder) is None
+    with pytest.raises(StateError, match=r"no model of pictures is finished yet: .* of another kind than act"):
+        ProposalStore(folder).start()
 
 
 def test_labels_of_the_page_are_those_of_the_project(client: TestClient, folder: Path) -> None:

@@ -18,6 +18,7 @@ from multiring.errors import ArgumentError, DataError, StateError
 from multiring.vision import Box, ImageRecord, Label, Mask, Polygon, VisionProject, run_lengths_of
 from multiring.vision.project import folder as folder_module
 from multiring.vision.project.scanning import measured
+from multiring.vision.project.schema import LabelStoreError
 
 BOX = Box(class_name="cat", left=1, top=2, width=3, height=4)
 DOG = Label(class_name="dog")
@@ -110,6 +111,7 @@ def test_links_and_odd_names(project: VisionProject, tmp_path: Path) -> None:
     result = project.scan()
     assert result.added == ("in.png",)
     assert {name: reason.partition(":")[0] for name, reason in result.refused} == {
+        "folder": "the link leads out of the folder",
         "new\nline.png": "the name has control characters or is not UTF-8",
         r"b\udcff.png": "the name has control characters or is not UTF-8",
         "none.png": "the link leads to no file",
@@ -183,11 +185,65 @@ def test_random_changes_and_undos_are_those_of_a_stack(project: VisionProject) -
             states.pop()
         else:
             chosen = [each for each in paths if random.random() < 0.5] or paths[:1]
-            labels = tuple(DOG for _ in range(step % 3)) if random.random() < 0.8 else None
+            labels = (DOG, BOX)[: step % 3] if random.random() < 0.8 else None
             project.set_many_labels(dict.fromkeys(chosen, labels), "ann")
             states.append({**states[-1], **dict.fromkeys(chosen, labels)})
         found = {path: each.labels for path, each in project.labellings().items() if each.labels is not None}
         assert found == {path: each for path, each in states[-1].items() if each is not None}
+
+
+def test_equal_labels_count_once(project: VisionProject) -> None:
+    project.set_labels("a.png", (BOX, DOG, BOX, DOG), "ann")
+    assert project.labellings()["a.png"].labels == (BOX, DOG)
+    with sqlite3.connect(project.folder / "labels.sqlite") as database:  # as earlier releases stored them
+        database.execute(
+            "UPDATE labellings SET labels = json_array(json_extract(labels, '$[1]'), json_extract(labels, '$[1]'))"
+        )
+    assert project.labellings()["a.png"].labels == (DOG,)
+
+
+def test_a_full_disk_changes_nothing_and_is_told(project: VisionProject) -> None:
+    project.set_labels("a.png", (BOX,), "ann")
+    pages = project._database.execute("PRAGMA page_count").fetchone()[0]
+    project._database.execute(f"PRAGMA max_page_count = {pages}")  # as on a disk without room
+    many = tuple(Box(class_name="cat", left=1, top=1, width=1, height=1 + number / 1000) for number in range(900))
+    with pytest.raises(
+        LabelStoreError, match=r"labels cannot be written: database or disk is full\. Nothing was changed"
+    ):
+        project.set_labels("a.png", many, "ann")
+    assert project.labellings()["a.png"].labels == (BOX,)
+    project._database.execute("PRAGMA max_page_count = 1000000")
+    project.set_labels("a.png", (DOG,), "ann")  # the connection is as good as before
+    assert project.labellings()["a.png"].labels == (DOG,)
+
+
+def test_files_that_are_not_those_of_the_scan_are_told(project: VisionProject) -> None:
+    paths = [each.path for each in project.images()]
+    project.require_unchanged(paths)
+    os.utime(project.folder / "a.png", ns=(0, 0))
+    project.require_unchanged(paths)  # the same content
+    data = (project.folder / "a.png").read_bytes()
+    (project.folder / "a.png").write_bytes(data[:-1] + b"x")
+    with pytest.raises(DataError, match=r"picture 'a.png' was changed since the last scan\. Put the files back"):
+        project.require_unchanged(paths)
+    (project.folder / "a.png").write_bytes(data + b"x")
+    (project.folder / "b/c.png").unlink()
+    with pytest.raises(DataError, match=r"'a\.png' was changed since the last scan, and 1 more is changed or gone"):
+        project.require_unchanged(paths)
+    with pytest.raises(DataError, match=r"'b/c\.png' is gone since the last scan"):
+        project.require_unchanged(["b/c.png"])
+
+
+def test_a_folder_that_cannot_be_read_is_told(project: VisionProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert project.scan().refused == (("b", "the folder cannot be read: Permission denied"),)
 
 
 def test_a_stale_writer_is_told(project: VisionProject) -> None:

@@ -192,6 +192,14 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "vision_training.md",
         "multiring vision train shapes --base shapes/runs/classify/model.safetensors --kind detect",
     ): Read("needs a trained run; tests/frameworks/vision/test_base_weights.py trains with one"),
+    **{
+        ("vision_training.md", command): Read("tests/frameworks/vision/test_clips.py runs it on a small set")
+        for command in (
+            "multiring vision frames motions left/1.mp4 left/2.mp4 right/1.mp4 right/2.mp4 --every 5",
+            "multiring vision import motions motions --format imagefolder",
+            "multiring vision train motions --kind act",
+        )
+    },
     ("vision_training.md", "multiring vision eval shapes classify"): Read(
         "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
     ),

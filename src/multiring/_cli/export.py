@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from multiring._cli.output import show
+from multiring._cli.output import show, told_files
 from multiring.errors import ArgumentError
 
 
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = _called(arguments.function)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise ArgumentError(f"{arguments.function} returned a {type(found).__name__}: want (module, samples)")
-    made = export_module(found[0], found[1], arguments.out, dynamic=dynamic, tolerance=arguments.tolerance)
+    with told_files():
+        made = export_module(found[0], found[1], arguments.out, dynamic=dynamic, tolerance=arguments.tolerance)
     if arguments.json:
         show(json.dumps({"file": str(arguments.out), **asdict(made)}, ensure_ascii=False))
         return 0

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from multiring.errors import MultiringError
+from multiring._replacing import words_of
+from multiring.errors import DataError, MultiringError
 
 READER_GONE = 128 + signal.SIGPIPE  # a shell's exit code for a tool that wrote to a pipe without a reader
 
@@ -40,6 +43,23 @@ def show(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise ReaderGoneError("the reader of standard output has closed it") from None
+
+
+@contextmanager
+def told_files() -> Iterator[None]:
+    """Turn errors of files within a block, such as a full disk, into sentences.
+
+    Raises:
+        DataError: a file could not be read or written.
+    """
+    try:
+        yield
+    except (MultiringError, BrokenPipeError):  # errors of connections are OSErrors, too
+        raise
+    except OSError as error:
+        raise DataError(words_of(error)) from error
+    except sqlite3.Error as error:
+        raise DataError(f"the project's labels cannot be read or written: {error}") from error
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:

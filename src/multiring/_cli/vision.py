@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring._cli import vision_models
-from multiring._cli.output import counted, show
+from multiring._cli.output import counted, show, told_files
 from multiring.errors import ArgumentError
 from multiring.vision.checks.checking import CheckResult, check_project
 from multiring.vision.checks.page import write_check_page
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, metavar="FILE", help="a secret that browsers must give; other hosts need it"
     )
     framing = _action(actions, "frames", "make pictures of a video's frames")
-    framing.add_argument("video", help="the video, as a path in the folder")
+    framing.add_argument("videos", nargs="+", metavar="VIDEO", help="a video, as a path in the folder")
     framing.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth frame (default 1)")
 
     scoring = _action(actions, "eval", "score a trained model on a part of its split, as a page with pictures")
@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action. Return 1 if `check` found an error, else 0."""
     acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train, "eval": _eval}
     acts |= {"label": _label, "frames": _frames}
-    return {**acts, **vision_models.ACTIONS}[arguments.action](arguments)
+    with told_files():
+        return {**acts, **vision_models.ACTIONS}[arguments.action](arguments)
 
 
 def _opened(folder: Path) -> VisionProject:
@@ -179,6 +180,8 @@ def _import(arguments: argparse.Namespace) -> int:
         show(json.dumps(asdict(done)))
         return 0
     text = f"{counted(done.pictures, 'picture')}, {done.copied} of them copied, {counted(done.labels, 'label')}"
+    if done.repeated:
+        text += f"; {counted(done.repeated, 'label')} given again for a picture, equal in every field, left out"
     show(f"{text}; {counted(done.left_out, 'other picture')} without labels left out" if done.left_out else text)
     return 0
 
@@ -230,9 +233,15 @@ def _label(arguments: argparse.Namespace) -> int:
 def _frames(arguments: argparse.Namespace) -> int:
     from multiring.vision.labelling.frames import make_frames  # noqa: PLC0415 -- a part of the page
 
+    all_made: list[str] = []
     with _opened(arguments.folder) as project:
-        made = make_frames(project, arguments.video, arguments.every)
-    show(json.dumps({"frames": made}) if arguments.json else f"{counted(len(made), 'frame')} of {arguments.video}")
+        for video in arguments.videos:
+            made = make_frames(project, video, arguments.every)
+            all_made += made
+            if not arguments.json:
+                show(f"{counted(len(made), 'frame')} of {video}")
+    if arguments.json:
+        show(json.dumps({"frames": all_made}))
     return 0
 
 

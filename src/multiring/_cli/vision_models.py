@@ -114,7 +114,8 @@ def _predict(arguments: argparse.Namespace) -> int:
         show(json.dumps({"file": str(arguments.out), **asdict(done)}, ensure_ascii=False))
         return 0
     resumed = f", {counted(done.resumed, 'chunk')} from an earlier start" if done.resumed else ""
-    show(f"{counted(done.pictures, 'picture')}, {len(done.problems)} unreadable{resumed}: {arguments.out}")
+    answered = counted(done.pictures, "video" if predictor.takes_clips else "picture")
+    show(f"{answered}, {len(done.problems)} unreadable{resumed}: {arguments.out}")
     return 0
 
 

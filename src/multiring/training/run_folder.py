@@ -21,18 +21,18 @@ _PATIENCE_S = 5.0  # for a killed training's rank 0, which may end a moment afte
 def claim(folder: Path) -> IO[bytes]:
     """Keep a run's folder for this process until it ends, or until the returned file is closed.
 
-    Two trainings in one folder would take each other's checkpoints for their own. The lock is the kernel's, so a killed
-    process leaves none. On a file system without locks, nothing is kept.
+    Two trainings in one folder would take each other's checkpoints for their own, also two of one process. The lock is
+    the kernel's, so a killed process leaves none. On a file system without locks, nothing is kept.
 
     Raises:
-        ArgumentError: another process trains in the folder.
+        ArgumentError: another training has the folder, in this process or another one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("ab")
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _LOCKED:
                 return file

@@ -93,6 +93,11 @@ def require_class_name(name: str) -> None:
         raise ArgumentError(f"class {name!r} has a space at an end, which nobody sees: want {name.strip()!r}")
 
 
+def distinct(labels: Iterable[Label]) -> tuple[Label, ...]:
+    """Return labels in their order, each once: labels that are equal in every field say nothing new."""
+    return tuple(dict.fromkeys(labels))
+
+
 def require_label(label: Label) -> None:
     """Raise DataError if a label is malformed by itself, whatever its picture's size.
 

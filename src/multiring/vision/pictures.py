@@ -29,6 +29,10 @@ Pixels = NDArray[np.uint8]
 
 # Endings of the files that a scan takes as pictures. The content decides how a file is decoded.
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"})
+# Endings of JPEG files that a scan does not take.
+OTHER_JPEG_ENDINGS = frozenset({".jfif", ".jpe"})
+# Endings of pictures in formats that are not read. Several are TIFF files by their content, with a small preview.
+UNREAD_ENDINGS = frozenset({".heic", ".heif", ".avif", ".jp2", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"})
 # EPS and others start programs, so they are not allowed.
 _FORMATS = ("PNG", "WEBP", "PPM", "BMP", "TIFF", "JPEG", "GIF")
 _NO_RANGE = frozenset({"I", "F"})

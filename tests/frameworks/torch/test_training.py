@@ -254,3 +254,17 @@ def test_two_trainings_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: p
             other.kill()
     assert not (tmp_path / "run" / "options.toml").exists()
     assert run.train().step == 4
+
+
+def test_two_trainings_of_one_process_do_not_write_to_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainingRun(Line(), TrainingOptions(**COMMON, run=str(tmp_path / "run"), epochs=1, plain=True))
+    monkeypatch.setattr(run_folder, "_PATIENCE_S", 0.0)
+    with (
+        run_folder.claim(run.folder),
+        pytest.raises(ArgumentError, match=r"another training writes to the run '.*run': wait"),
+    ):
+        run.train()
+    assert run.train().step == 4
+    run_folder.claim(run.folder).close()  # a training that has ended holds nothing

@@ -25,6 +25,7 @@ from multiring.vision.models.answers import Prediction, predictions_of
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import load_model
 from multiring.vision.pictures import Pixels
+from multiring.vision.predicting import part_files
 from multiring.vision.predicting.inputs import find_inputs
 from multiring.vision.predicting.part_files import PartFolder
 from multiring.vision.predicting.predicting import PredictionResult, predict
@@ -77,7 +78,7 @@ def test_answers_are_those_of_the_trained_model_in_the_order_of_the_input(export
     assert [each.split(": ")[0] for each in done.problems] == [
         f"picture '{folder}/010.png' cannot be decoded",
         f"picture '{folder}/empty.jpg' is empty",
-        "a picture of 20000 x 1 pixels",
+        f"picture '{folder}/long.png'",
     ]
     names = [f"{folder}/{number:03}.png" for number in range(37)] + [f"{folder}/empty.jpg", f"{folder}/long.png"]
     assert [each["picture"] for each in records if "picture" in each] == names
@@ -139,6 +140,13 @@ def test_a_killed_prediction_goes_on(exported: Path, tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        if least == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(part_files, "_PATIENCE_S", 0.0)
+                with pytest.raises(
+                    ArgumentError, match=r"another prediction writes to '.*out\.jsonl': wait for its end"
+                ):
+                    alone(Predictor.open(model), [folder], out)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     # What a kill may leave: a line without its end, and a line that a lost page cut.

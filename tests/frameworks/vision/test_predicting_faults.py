@@ -1,15 +1,19 @@
 """Prediction under faults: what interrupts, changes or differs meanwhile never becomes a wrong or short result."""
 
 import os
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.frameworks.vision.test_predicting import alone, boxes, lines, write_video
 from tests.support.vision_models import draw_pictures
 
@@ -18,7 +22,7 @@ from multiring.vision import Label
 from multiring.vision.models.answers import Prediction, predictions_of
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.pictures import Pixels
-from multiring.vision.predicting import predicting, shares
+from multiring.vision.predicting import part_files, predicting, shares
 from multiring.vision.predicting.inputs import PredictionInput, Video, find_inputs
 from multiring.vision.predicting.part_files import PartFolder
 from multiring.vision.predicting.predictors import Predictor
@@ -244,3 +248,82 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(DataError, match=r"folder '.*/in/closed' cannot be read: Permission denied"):
         find_inputs([tmp_path / "in"])
+
+
+def test_a_link_to_a_folder_is_followed_and_a_loop_is_told(exported: Path, tmp_path: Path) -> None:
+    draw_pictures(tmp_path / "elsewhere", 2)
+    draw_pictures(tmp_path / "in" / "own", 1)
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    alone(Predictor.open(exported / "model.onnx"), [tmp_path / "in"], tmp_path / "out.jsonl")
+    names = [each["picture"].removeprefix(f"{tmp_path}/in/") for each in lines(tmp_path / "out.jsonl")]
+    assert names == ["linked/000.png", "linked/001.png", "own/000.png"]
+    (tmp_path / "in" / "own" / "back").symlink_to(tmp_path / "in")
+    with pytest.raises(DataError, match=r"folder '.*/in/own/back' is a link to a folder around it: remove the link"):
+        find_inputs([tmp_path / "in"])
+
+
+def test_pictures_of_formats_that_are_not_read_are_named(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    draw_pictures(folder, 1)
+    with Image.open(folder / "000.png") as picture:
+        picture.save(folder / "jpeg.jfif", "JPEG")
+        picture.save(folder / "raw.dng", "TIFF")  # a camera's file has such a preview, which is another picture
+    (folder / "phone.HEIC").write_bytes(b"....ftypheic")
+    done = alone(Predictor.open(exported / "model.onnx"), [folder], tmp_path / "out.jsonl")
+    assert done.pictures == 2
+    assert done.problems == tuple(
+        f"picture '{folder}/{name}' has a format that multiring does not read: save it as PNG or JPEG"
+        for name in ("phone.HEIC", "raw.dng")
+    )
+
+
+def test_a_full_disk_keeps_the_answers_so_far(exported: Path, tmp_path: Path) -> None:
+    draw_pictures(tmp_path / "in", 40)
+    predictor, out = Predictor.open(exported / "model.onnx"), tmp_path / "out.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # a chunk of 16 answers has 3,000 bytes
+    try:
+        with pytest.raises(
+            DataError, match=r"\.parts/part-.*: File too large; make room on the disk, then .* are kept"
+        ):
+            alone(predictor, [tmp_path / "in"], out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not out.exists()
+    done = alone(predictor, [tmp_path / "in"], out)
+    assert (done.pictures, done.resumed) == (40, 1)
+    assert [each["picture"][-7:] for each in lines(out)] == [f"{number:03}.png" for number in range(40)]
+
+
+def test_file_systems_without_hard_links(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    draw_pictures(tmp_path / "in", 3)
+    alone(Predictor.open(exported / "model.onnx"), [tmp_path / "in"], tmp_path / "out.jsonl")
+    assert len(lines(tmp_path / "out.jsonl")) == 3
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in", "out.jsonl"]
+    with pytest.raises(DataError, match="was made meanwhile, and was left as it is"):
+        part_files.publish(tmp_path / "out.jsonl", iter([b"other"]))
+    assert len(lines(tmp_path / "out.jsonl")) == 3
+
+
+def test_a_job_that_waited_for_another_one_finds_its_result(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    first, second = PartFolder(out), PartFolder(out)
+    first.begin({"job": 1})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.begin, {"job": 1})
+        time.sleep(0.2)
+        part_files.publish(out, iter([b"{}"]))
+        first.remove()
+        with pytest.raises(ArgumentError, match="is there already"):
+            waiting.result(60)
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+    for wrong, text in (
+        (tmp_path / "none" / "out.jsonl", "there is no folder"),
+        (Path(), "is a folder: want the name"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            PartFolder(wrong).begin({"job": 1})

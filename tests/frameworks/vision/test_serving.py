@@ -53,6 +53,8 @@ def test_tritons_client_is_served(server: RunningServer, exported: Path) -> None
     assert client.is_model_ready("first", "1")
     assert not client.is_model_ready("other")
     assert client.get_server_metadata()["name"] == "multiring"
+    # Of that extension, only the index is there; a client must not count on loading models.
+    assert "model_repository" not in client.get_server_metadata()["extensions"]
     assert client.get_model_metadata("first")["inputs"] == [
         {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
     ]
@@ -174,6 +176,30 @@ WRONG_JSON: list[tuple[bytes, str]] = [
         ).encode(),
         "classification is not supported",
     ),
+    (
+        json.dumps(
+            {"inputs": [tensor([ROW], data=None, parameters={"shared_memory_region": "r", "binary_data_size": 3})]}
+        ).encode(),
+        "input 'pixels': the parameter shared_memory_region is not supported; leave it out",
+    ),
+    (
+        json.dumps(
+            {
+                "inputs": [tensor([ROW])],
+                "outputs": [{"name": "probabilities", "parameters": {"shared_memory_region": "r"}}],
+            }
+        ).encode(),
+        "output 'probabilities': the parameter shared_memory_region is not supported",
+    ),
+    (
+        json.dumps({"inputs": [tensor([ROW])], "parameters": {"sequence_id": 7}}).encode(),
+        "sequence_id is not supported",
+    ),
+    (
+        json.dumps({"inputs": [tensor([ROW])], "outputs": [{"name": "probabilities"}] * 2}).encode(),
+        "output 'probabilities' is asked for twice",
+    ),
+    (b'{"inputs": [' + json.dumps(tensor([ROW])).encode() + b'], "id": "\\ud800"}', "id: want a text of at most 1000"),
 ]
 
 
@@ -243,6 +269,7 @@ def test_hostile_pictures_and_packings_get_a_sentence(server: RunningServer, tmp
         (b"--b--", multipart, 400, ""),
         (b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n3\r\n--b--\r\n', multipart, 400, "has no file"),
         (form(("a", b"x")), multipart, 400, "picture 'a' is no picture"),
+        (form(("a", good), ("b", png(20000, 1, wide))), multipart, 413, "picture 'b': a picture of 20000 x 1 pixels"),
     ]
     for body, headers, status, text in cases:
         found, _, answer = server.ask("POST", PICTURE, body, headers)

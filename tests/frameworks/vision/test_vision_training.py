@@ -16,6 +16,7 @@ from multiring.vision import Box, Label, VisionProject, make_split, read_picture
 from multiring.vision.exporting.runs import export_run
 from multiring.vision.fitting import train_command
 from multiring.vision.fitting.fit_options import recipe_by_size
+from multiring.vision.fitting.targets import labelled_parts
 from multiring.vision.fitting.train_command import train_model
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.vision_model import load_model
@@ -140,11 +141,18 @@ def test_data_that_cannot_be_trained_on_are_refused(
 def test_files_that_are_missing_damaged_or_changed_are_named(tmp_path: Path) -> None:
     folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
     (folder / "3.png").rename(folder / "away")
-    with pytest.raises(DataError, match=r"picture '3.png' of part 'train' is gone since the last scan\. Put"):
+    with pytest.raises(DataError, match=r"picture '3.png' is gone since the last scan\. Put"):
         train_model(folder, val="", epochs=1, **SMALL)
+    (folder / "5.png").rename(folder / "away as well")
+    with pytest.raises(DataError, match=r"picture '3.png' is gone since the last scan, and 1 more is changed or gone"):
+        train_model(folder, val="", epochs=1, **SMALL)
+    (folder / "away as well").rename(folder / "5.png")
     (folder / "3.png").write_bytes((folder / "2.png").read_bytes())
-    with pytest.raises(DataError, match=r"picture '3.png' was changed since the last scan"):
+    with pytest.raises(DataError, match=r"picture '3.png' was changed since the last scan\. Put"):
         train_model(folder, val="", epochs=1, **SMALL)
+    assert not (folder / "runs" / "classify").exists()  # that was before the first step
+    (folder / "3.png").write_bytes((folder / "away").read_bytes())  # the same content at another time is no change
+    assert train_model(folder, val="", epochs=1, **SMALL) is not None
     (folder / "3.png").write_bytes(b"no picture")
     with VisionProject.open(folder) as project:
         project.scan()
@@ -173,6 +181,19 @@ def test_pictures_of_another_kind_of_label_are_left_out_and_counted(tmp_path: Pa
     )
     assert load_model(run).description.scores == {}
     assert not load_model(run).description.has_nothing
+
+
+def test_frames_without_a_neighbour_are_counted_and_clips_are_called_clips(tmp_path: Path) -> None:
+    folder = moving_discs(tmp_path / "discs", 2)
+    with VisionProject.open(folder) as project:
+        make_split(project, {"train": 1.0})
+        for frame in range(1, 8, 2):
+            project.set_labels(f"000-{frame}.png", None, "ann")
+    with pytest.raises(DataError, match=r"class 'clockwise' has 1 clip in part .* Label more clips of it"):
+        train_model(folder, kind="act", val="", epochs=1, head=16, **{**SMALL, "size": 32})
+    with VisionProject.open(folder) as project:
+        data = labelled_parts(project, read_split(project), "act", ["train"])
+    assert data.left_out == {"frames without a neighbour of their class": 4, "not labelled": 4}
 
 
 def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from multiring.vision.checks.grouping import AlikePictures, classes_of, likeness
 from multiring.vision.checks.split_files import read_split, split_names
 from multiring.vision.duplicates import NearPairs, connected
 from multiring.vision.labels import Label, outside, to_json
+from multiring.vision.pictures import OTHER_JPEG_ENDINGS, UNREAD_ENDINGS
 from multiring.vision.project.folder import VisionProject
 from multiring.vision.project.records import ImageRecord, Labelling, ScanResult
+from multiring.vision.project.scanning import DATABASE
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 _SMALL, _SLIM, _IMBALANCED = 16, 10, 10
-_UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
+_UNREAD = UNREAD_ENDINGS | OTHER_JPEG_ENDINGS
 _ENDINGS = {
     "BMP": {".bmp"}, "GIF": {".gif"}, "JPEG": {".jpg", ".jpeg"}, "PNG": {".png"}, "TIFF": {".tif", ".tiff"},
     "PPM": {".ppm", ".pgm", ".pnm"}, "WEBP": {".webp"},
@@ -82,6 +84,7 @@ def check_project(project: VisionProject, scan: ScanResult | None = None) -> Che
     findings = [
         *_unusable(images, labellings, scan),
         *_unread(project),
+        *_inner_projects(project),
         *_outside(images, labellings),
         *_conflicts(images, alike, labellings),
         *_duplicates(images, alike),
@@ -114,6 +117,18 @@ def _unread(project: VisionProject) -> Iterator[CheckFinding]:
         count = f"{len(paths)} file{'' if len(paths) == 1 else 's'}"
         text = f"{count} that multiring does not read: {_some(paths)}; save them as PNG or JPEG"
         yield CheckFinding(kind="format that is not read", severity=WARNING, text=text)
+
+
+def _inner_projects(project: VisionProject) -> Iterator[CheckFinding]:
+    """Yield the folders inside that are projects of their own."""
+    for path in sorted(project.folder.rglob(DATABASE)):
+        inner = path.parent.relative_to(project.folder).as_posix()
+        if path.parent != project.folder and not any(part.startswith(".") for part in Path(inner).parts):
+            text = (
+                f"folder {inner!r} is a project of its own: its pictures count in this one, too, but not its labels; "
+                "export them from there and import them here, or work with one of the two"
+            )
+            yield CheckFinding(kind="project inside", severity=WARNING, text=text)
 
 
 def _unusable(

@@ -14,7 +14,8 @@ from multiring.vision.project.records import ImageRecord, Labelling
 
 NOTHING = ""  # the class of a picture that somebody has seen, and nothing is in it
 FEWEST = 2  # samples of a class
-UNSPLIT = "in no part of the split"  # a reason to leave labelled pictures out
+# Reasons to leave labelled pictures out.
+UNSPLIT, ALONE = "in no part of the split", "frames without a neighbour of their class"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,20 +91,14 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
         if part not in split.parts:
             raise DataError(f"split {split.name!r} has no part {part!r}: want one of {', '.join(split.parts)}")
         _require_readable(project, part, split.parts[part], images)
-        samples: list[LabelledSample] = []
-        for path in split.parts[part]:
-            made = _sample(images[path], labellings.get(path), kind)
-            if isinstance(made, str):
-                left_out[made] += 1
-            else:
-                samples.append(made)
-        if kind == "act":
-            samples = clips(samples, images)
+        samples = _samples_of(split.parts[part], images, labellings, kind, left_out)
         if not samples:
-            raise DataError(
-                f"part {part!r} of split {split.name!r} has no picture with labels for the kind {kind!r}: label some, "
-                "or make another split"
+            what = (
+                "two neighbouring frames of one class"
+                if kind == "act"
+                else f"picture with labels for the kind {kind!r}"
             )
+            raise DataError(f"part {part!r} of split {split.name!r} has no {what}: label some, or make another split")
         found[part] = tuple(samples)
     split_paths = {path for paths in split.parts.values() for path in paths}
     labelled = (path for path, each in labellings.items() if each.labels is not None and path in images)
@@ -127,26 +122,50 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
     )
 
 
+def _samples_of(
+    paths: Sequence[str],
+    images: Mapping[str, ImageRecord],
+    labellings: Mapping[str, Labelling],
+    kind: str,
+    left_out: Counter[str],
+) -> list[LabelledSample]:
+    """Return the samples of a part, and count what is left out."""
+    samples: list[LabelledSample] = []
+    for path in paths:
+        made = _sample(images[path], labellings.get(path), kind)
+        if isinstance(made, str):
+            left_out[made] += 1
+        else:
+            samples.append(made)
+    if kind != "act":
+        return samples
+    found = clips(samples, images)
+    if alone := len(samples) - sum(len(each.frames) for each in found):
+        left_out[ALONE] += alone
+    return found
+
+
 def require_enough(data: LabelledParts, part: str, kind: str) -> None:
     """Raise DataError if a class, or "nothing" where it is an output, has too few samples in the part for training."""
     counts = Counter(name for each in data.parts[part] for name in {label.class_name for label in each.labels})
+    what = "clip" if kind == "act" else "picture"
     for name in data.classes:
         if counts[name] < FEWEST:
-            many = f"{counts[name]} picture{'' if counts[name] == 1 else 's'}"
+            many = f"{counts[name]} {what}{'' if counts[name] == 1 else 's'}"
             raise DataError(
                 f"class {name!r} has {many} in part {part!r} of split {data.split.name!r}: want at least {FEWEST}. "
-                "Label more pictures of it and make another split, or remove its labels"
+                f"Label more {what}s of it and make another split, or remove its labels"
             )
     empty = sum(not each.labels for each in data.parts[part])
     if kind in {"classify", "act"} and data.has_nothing and empty < FEWEST:
         raise DataError(
-            f"part {part!r} of split {data.split.name!r} has {empty} {'picture' if empty == 1 else 'pictures'} with "
-            f"nothing in them: want at least {FEWEST}, as other parts have such pictures, or none in any part. Label "
+            f"part {part!r} of split {data.split.name!r} has {empty} {what}{'' if empty == 1 else 's'} with "
+            f"nothing in them: want at least {FEWEST}, as other parts have such {what}s, or none in any part. Label "
             "more of them and make another split, or remove their labels"
         )
     if len(data.classes) + data.has_nothing < 2 and not any(type(each) is not Label for each in _labels(data, part)):
         raise DataError(
-            f"all pictures are of the one class {data.classes[0]!r}: want a second class, or pictures with nothing in "
+            f"all {what}s are of the one class {data.classes[0]!r}: want a second class, or {what}s with nothing in "
             "them, to tell it from"
         )
 
@@ -177,7 +196,8 @@ def clips(samples: Sequence[LabelledSample], images: Mapping[str, ImageRecord]) 
         video = images[each.path].video
         if video is None:
             raise DataError(
-                f"picture {each.path!r} is no frame of a video: the kind 'act' needs frames, which set_frame states"
+                f"picture {each.path!r} is no frame of a video: the kind 'act' needs frames, which `multiring vision "
+                "frames`, an import or set_frame states"
             )
         by_video[video].append(each)
     found = []

@@ -201,15 +201,8 @@ def _read(folder: Path, told: dict[str, Any]) -> LabelledParts:
         require_undivided(project, split)
         parts = [given["train"]] + [given["val"]] * bool(given["val"])
         data = labelled_parts(project, split, given["kind"], parts)
-    require_enough(data, given["train"], given["kind"])
-    for part, samples in data.parts.items():
-        gone = [path for each in samples for path in paths_of(each) if not (folder / path).is_file()]
-        if gone:
-            more = f", and so are {len(gone) - 1} more" if len(gone) > 1 else ""
-            raise DataError(
-                f"picture {gone[0]!r} of part {part!r} is gone since the last scan{more}. Put the files back, or run "
-                f"`multiring vision check {folder}` and make another split"
-            )
+        require_enough(data, given["train"], given["kind"])
+        project.require_unchanged(path for some in data.parts.values() for each in some for path in paths_of(each))
     return data
 
 

@@ -74,13 +74,21 @@ def read_coco(source: Path, pictures: Path | None = None) -> LabelSet:
             width=sizes[key][0],
             height=sizes[key][1],
             labels=tuple(labels[key]),
-            group=each.get("group"),
-            video=each.get("video"),
+            group=_text(each, "group"),
+            video=_text(each, "video"),
             frame=each.get("frame"),
         )
         for key, each in files.items()
     ]
     return LabelSet(root=root, classes=tuple(names.values()), pictures=tuple(sorted(found, key=lambda each: each.path)))
+
+
+def _text(told: Mapping[str, Any], name: str) -> str | None:
+    """Return a name that other programs may write as a number."""
+    found = told.get(name)
+    if not isinstance(found, str | int | None):
+        raise DataError(f"picture {str(told['file_name'])!r} has the {name} {str(found)[:100]}: want a text")
+    return None if found is None else str(found)
 
 
 def _add(values: dict[Any, Any], key: Any, value: Any, what: str) -> None:

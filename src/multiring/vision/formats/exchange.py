@@ -6,16 +6,16 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes, placed
-from multiring.vision.labels import Label, require_class_name
+from multiring.vision.labels import Label, distinct, require_class_name
 from multiring.vision.pictures import ENDINGS
 from multiring.vision.project.folder import VisionProject
-from multiring.vision.project.scanning import RUNS
+from multiring.vision.project.scanning import RUNS, without_runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,7 @@ class LabelFormat:
     pictures: str
 
 
+_MOST_FRAME = 1 << 31
 LABELLED = ("keep", "replace")  # what an import does with pictures that have other labels
 
 FORMATS = {
@@ -57,6 +58,7 @@ class ImportResult:
         labels: the number of labels.
         change: the number of the change; one `undo` of its author takes the labels back.
         left_out: pictures beside them, outside of the project, that the files of labels do not have.
+        repeated: labels of a picture that were equal to another one of it in every field, and were taken once.
     """
 
     pictures: int
@@ -64,6 +66,7 @@ class ImportResult:
     labels: int
     change: int
     left_out: int = 0
+    repeated: int = 0
 
 
 def import_labels(
@@ -97,6 +100,9 @@ def import_labels(
     if labelled not in {"", *LABELLED}:
         raise ArgumentError(f"labelled {labelled!r}: want one of {', '.join(LABELLED)}, or nothing")
     found = _read(Path(source), format, None if pictures is None else Path(pictures))
+    stated = sum(len(each.labels) for each in found.pictures)
+    once = tuple(replace(each, labels=distinct(each.labels)) for each in found.pictures)
+    found = replace(found, pictures=once)
     own, root = project.folder.resolve(), found.root.resolve()
     prefix = ""
     copies: list[tuple[Path, Path]] = []
@@ -116,20 +122,25 @@ def import_labels(
     project.scan()
     for name in found.classes:
         project.add_class(name)
+    # Before the labels: a split must not divide a video or a group, also if the import is killed here.
+    project.set_groups({prefix + each.path: each.group for each in found.pictures if each.group is not None})
+    project.set_frames(
+        {
+            prefix + each.path: (each.video, each.frame)
+            for each in found.pictures
+            if each.video is not None and each.frame is not None
+        }
+    )
     change = project.set_many_labels(
         {path: some for path, some in labels.items() if path not in kept}, author, outside_too=True
     )
-    for each in found.pictures:
-        if each.group is not None:
-            project.set_group(prefix + each.path, each.group)
-        if each.video is not None or each.frame is not None:
-            project.set_frame(prefix + each.path, each.video, each.frame)
     return ImportResult(
         pictures=len(labels) - len(kept),
         copied=len(copies),
         labels=sum(len(some) for path, some in labels.items() if path not in kept),
         change=change,
-        left_out=0 if root == own else _pictures_in(root) - len(found.pictures),
+        left_out=0 if root == own else _pictures_in(root, own) - len(found.pictures),
+        repeated=stated - sum(len(each.labels) for each in found.pictures),
     )
 
 
@@ -140,7 +151,29 @@ def _read(source: Path, format_name: str, pictures: Path | None) -> LabelSet:
     with placed(repr(str(source))):
         for name in found.classes:
             require_class_name(name)
+        _require_frames(found)
     return found
+
+
+def _require_frames(labels: LabelSet) -> None:
+    """Raise DataError if a frame has no video, or a number below 0, or if two pictures are one frame."""
+    firsts: dict[tuple[str, int], str] = {}
+    for each in labels.pictures:
+        if each.video is None and each.frame is None:
+            continue
+        if each.video is None or each.frame is None:
+            given, missing = ("frame", "video") if each.video is None else ("video", "frame")
+            raise DataError(f"picture {each.path!r} has a {given}, and no {missing}: give both, or neither")
+        if type(each.frame) is not int or not 0 <= each.frame < _MOST_FRAME:
+            raise DataError(
+                f"picture {each.path!r} is the frame {each.frame!r}: want a whole number from 0 to {_MOST_FRAME - 1}"
+            )
+        first = firsts.setdefault((each.video, each.frame), each.path)
+        if first != each.path:
+            raise DataError(
+                f"pictures {first!r} and {each.path!r} are both the frame {each.frame} of the video {each.video!r}: "
+                "want one picture for a frame, because the frames' order would be unknown"
+            )
 
 
 def _kept(project: VisionProject, labels: Mapping[str, tuple[Label, ...]], labelled: str) -> set[str]:
@@ -161,13 +194,13 @@ def _kept(project: VisionProject, labels: Mapping[str, tuple[Label, ...]], label
     return set(others) if labelled == "keep" else set()
 
 
-def _pictures_in(root: Path) -> int:
-    """Return how many files below a folder have a picture's ending."""
-    return sum(
-        Path(name).suffix.lower() in ENDINGS and not name.startswith(".")
-        for _, _, names in os.walk(root)
-        for name in names
-    )
+def _pictures_in(root: Path, own: Path) -> int:
+    """Return how many files below a folder have a picture's ending, without those in the project's folder `own`."""
+    count = 0
+    for place, folders, names in os.walk(root):
+        folders[:] = [each for each in without_runs(folders, names) if Path(place, each) != own]
+        count += sum(Path(name).suffix.lower() in ENDINGS and not name.startswith(".") for name in names)
+    return count
 
 
 def _copies(found: LabelSet, own: Path) -> Iterator[tuple[Path, Path]]:

@@ -10,6 +10,7 @@ from multiring.data.readers.limits import require_inside
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.labels import Box, Label, require_label
 from multiring.vision.pictures import ENDINGS, read_picture
+from multiring.vision.project.scanning import without_runs
 
 MOST_BYTES = 1 << 31  # of a file of labels
 _SHOWN = 5  # pictures that an error names
@@ -96,15 +97,22 @@ def pictures_below(root: Path) -> Iterator[str]:
     """Yield the paths of the pictures below a folder, by their endings, in order.
 
     Raises:
-        DataError: a link leads out of the folder.
+        DataError: a link leads out of the folder, or a folder cannot be read.
     """
-    for place, folders, names in os.walk(root):
-        folders.sort()
+    for place, folders, names in os.walk(root, onerror=_refuse):
+        folders[:] = sorted(without_runs(folders, names))
+        for linked in (Path(place, name) for name in folders):
+            if not Path(os.path.realpath(linked)).is_relative_to(os.path.realpath(root)):
+                raise DataError(f"{str(linked)!r} is a link that leads out of {str(root)!r}: copy the folder into it")
         for name in sorted(names):
             if Path(name).suffix.lower() in ENDINGS and not name.startswith("."):
                 path = Path(place, name).relative_to(root).as_posix()
                 picture_below(root, path, f"folder {str(root)!r}")
                 yield path
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"folder {str(error.filename)!r} cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from multiring.vision.labelling.previews import SIDES, PreviewCache
 from multiring.vision.labelling.proposals import ProposalStore
 from multiring.vision.labelling.states import LabellingStates
 from multiring.vision.project.folder import VisionProject
+from multiring.vision.project.schema import LabelStoreError
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -191,6 +192,8 @@ def _told(request: Request, error: Exception) -> Response:
     status = 409 if isinstance(error, StateError) else 400
     if isinstance(error, UnsupportedError):
         status = 501
+    if isinstance(error, LabelStoreError):
+        status = 503  # the page keeps the change, and tries again
     return JSONResponse({"error": str(error)}, status)
 
 
@@ -227,6 +230,11 @@ def _json(data: bytes) -> Told:
         raise DataError(f"the request is no JSON: {str(error)[:100]}") from error
     if not isinstance(told, dict):
         raise DataError("the request is no JSON object")
+    if b"\\ud" in data.lower():
+        try:
+            json.dumps(told, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError("the request has a half of a surrogate pair, which is no text") from error
     return told
 
 

@@ -1,11 +1,11 @@
 """Edits of a picture's labels, as the page sends them, and how many corrections they are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multiring.errors import DataError
-from multiring.vision.labels import Label, from_json
+from multiring.vision.labels import Label, distinct, from_json
 from multiring.vision.project.history import Labels
 
 _MOST_EDITS, _MOST_LABELS = 10_000, 10_000
@@ -62,6 +62,8 @@ def apply_edits(labels: Labels, edits: Sequence[object], proposals: Sequence[Lab
             )
         after, corrections, accepted = _ACTS[do](state.labels, edit, proposals)
         state = Edited(labels=after, corrections=state.corrections + corrections, accepted=state.accepted + accepted)
+    if state.labels is not None:  # only at the end, because the edits name labels by number
+        state = replace(state, labels=distinct(state.labels))
     if len(state.labels or ()) > _MOST_LABELS:
         raise DataError(f"{len(state.labels or ())} labels on a picture: want at most {_MOST_LABELS}")
     return state

@@ -29,7 +29,8 @@ def make_frames(project: VisionProject, video: str, every: int = 1) -> tuple[str
     """Decode a video into pictures beside it, and return their paths.
 
     The pictures are JPEG files of quality 95 in the folder VIDEO.frames, named by the numbers of the frames. They
-    belong to the video, so that no split divides them.
+    belong to the video, so that no split divides them. If the process is killed before it has stated that, the next
+    call states it.
 
     Args:
         project: the project.
@@ -49,6 +50,8 @@ def make_frames(project: VisionProject, video: str, every: int = 1) -> tuple[str
         raise ArgumentError(f"video {video!r}: want a file inside the folder, with one of {' '.join(VIDEO_ENDINGS)}")
     video = path.relative_to(root).as_posix()
     place = _place(path)
+    if left := _unstated(project, place, video):
+        return left
     if place.exists():
         raise StateError(f"{str(place)!r} is there already: the video has frames; remove the folder to make them anew")
     image_library: Any = library("PIL.Image", "vision")
@@ -74,6 +77,18 @@ def make_frames(project: VisionProject, video: str, every: int = 1) -> tuple[str
     project.scan()
     inner = place.relative_to(root).as_posix()
     frames = {f"{inner}/{number:06}.jpg": (video, number) for number in numbers}
+    project.set_frames(frames)
+    return tuple(frames)
+
+
+def _unstated(project: VisionProject, place: Path, video: str) -> tuple[str, ...]:
+    """State the frames of a video that were made before the process was killed, and return their paths."""
+    if not place.is_dir() or project.frames_of(video):
+        return ()
+    inner = place.relative_to(project.folder.resolve()).as_posix()
+    numbers = sorted(int(each.stem) for each in place.glob("*.jpg") if each.stem.isdecimal() and each.stem.isascii())
+    frames = {f"{inner}/{number:06}.jpg": (video, number) for number in numbers}
+    project.scan()
     project.set_frames(frames)
     return tuple(frames)
 

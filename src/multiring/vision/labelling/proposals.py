@@ -38,12 +38,13 @@ class Proposal:
 
 
 def newest_model(folder: Path) -> str | None:
-    """Return the name of the newest finished run of a project, or None."""
+    """Return the name of the newest finished run of a project whose model sees pictures, or None."""
     found = []
     for path in (folder / RUNS).glob(f"*/{_MODEL}"):
         try:
             told = json.loads(path.read_text("utf-8"))
-            found.append((str(told.get("when", "")), path.parent.name))
+            if told.get("kind") != "act":  # such a model sees clips
+                found.append((str(told.get("when", "")), path.parent.name))
         except (OSError, ValueError, AttributeError):
             continue  # a file that is no description of a model
     return max(found)[1] if found else None
@@ -98,7 +99,10 @@ class ProposalStore:
         """
         chosen = run or newest_model(self.folder)
         if chosen is None or Path(chosen).name != chosen:
-            raise StateError("no model is finished yet: label some pictures and run `multiring vision train` first")
+            raise StateError(
+                "no model of pictures is finished yet: label some pictures and run `multiring vision train` first, of "
+                "another kind than act"
+            )
         file = proposals_file(self.folder, chosen)
         with self._lock:
             if self._is_running():

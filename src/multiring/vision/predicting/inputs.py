@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from multiring.data.readers.limits import library
 from multiring.errors import ArgumentError, DataError
-from multiring.vision.pictures import ENDINGS, Pixels
+from multiring.vision.pictures import ENDINGS, OTHER_JPEG_ENDINGS, UNREAD_ENDINGS, Pixels
 
 VIDEO_ENDINGS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"})
+_ENDINGS = ENDINGS | UNREAD_ENDINGS | OTHER_JPEG_ENDINGS | VIDEO_ENDINGS
 _SHORT = 0.9  # of the frames that a video declares
 
 
@@ -23,35 +26,57 @@ class PredictionInput:
         is_video: whether the file is a video.
         size: of the file in bytes.
         changed: when the file was changed, in ns since 1970.
+        clip_frames: the frames of the clip that the whole video is for the model; 0 if each frame is a picture.
     """
 
     name: str
     is_video: bool
     size: int
     changed: int
+    clip_frames: int = 0
+
+    @property
+    def noun(self) -> str:
+        """What the file is called in its answer."""
+        return "video" if self.is_video or self.clip_frames else "picture"
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the file is a picture of a format that is not read, though some decoders read a thumbnail in it."""
+        return Path(self.name).suffix.lower() in UNREAD_ENDINGS
 
 
-def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
+def find_inputs(paths: Sequence[Path], *, clip_frames: int = 0) -> list[PredictionInput]:
     """Return the pictures and videos that files and folders have, in order.
 
     A file is taken whatever its ending; it is a video if its ending is a video's. Of a folder and those below it, files
-    with endings of pictures and videos are taken, in the order of their names. Names that begin with "." are not.
+    with endings of pictures and videos are taken, in the order of their names. Pictures of formats that are not read
+    are among them, so that they are named. Names that begin with "." are not. Links to folders are followed.
+
+    Args:
+        paths: the files and folders.
+        clip_frames: for a model of clips: the frames of its clips. Only videos are taken.
 
     Raises:
         ArgumentError: a path does not exist, a folder has no picture, or a file is named twice.
-        DataError: a folder cannot be read.
+        DataError: a folder cannot be read, or a link leads back to a folder around it.
     """
     found: list[PredictionInput] = []
     for path in paths:
         if path.is_dir():
-            inside = list(_below(path))
+            inside = [each for each in _below(path) if each.is_video or not clip_frames]
             if not inside:
-                raise ArgumentError(f"folder {str(path)!r} has no picture and no video")
+                what = f"no video, and the model takes clips of {clip_frames} frames" if clip_frames else "no picture"
+                raise ArgumentError(f"folder {str(path)!r} has {what}{'' if clip_frames else ' and no video'}")
             found += inside
         elif path.is_file():
             found.append(_input(path))
         else:
             raise ArgumentError(f"{str(path)!r}: there is no such file or folder")
+    if clip_frames:
+        if pictures := [each.name for each in found if not each.is_video]:
+            raise ArgumentError(f"{pictures[0]!r} is no video, and the model takes clips of {clip_frames} frames")
+        found = [replace(each, is_video=False, clip_frames=clip_frames) for each in found]
     seen: set[str] = set()
     for each in found:
         if each.name in seen:
@@ -61,10 +86,13 @@ def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
 
 
 def _below(folder: Path) -> Iterator[PredictionInput]:
-    for place, folders, names in os.walk(folder, onerror=_refuse):
+    for place, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for linked in (Path(place, each) for each in folders if Path(place, each).is_symlink()):
+            if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(linked)):
+                raise DataError(f"folder {str(linked)!r} is a link to a folder around it: remove the link")
         for name in sorted(names):
-            if Path(name).suffix.lower() in ENDINGS | VIDEO_ENDINGS and not name.startswith("."):
+            if Path(name).suffix.lower() in _ENDINGS and not name.startswith("."):
                 yield _input(Path(place, name))
 
 
@@ -98,6 +126,40 @@ def require_unchanged(each: PredictionInput) -> None:
     now = _input(Path(each.name))
     if (now.size, now.changed) != (each.size, each.changed):
         raise DataError(f"{each.name!r} was changed while the job ran: predict it again when it is complete")
+
+
+def read_clip(path: Path, frames: int, every: int = 1) -> Pixels:
+    """Return frames of a video, evenly spaced over it as in training: uint8 (frames, height, width, 3).
+
+    Args:
+        path: the video.
+        frames: how many. Of a video with fewer, frames are repeated.
+        every: only frames 0, every, 2 * every, ... count.
+
+    Raises:
+        DataError: the video cannot be decoded, or is damaged.
+    """
+    counted = Video(path)
+    try:
+        while counted.grab():
+            pass
+    finally:
+        counted.close()
+    have = -(-counted.frames // every)
+    wanted = [int((place + 0.5) * have / frames) * every for place in range(frames)]
+    found: dict[int, Pixels] = {}
+    video = Video(path)
+    try:
+        while len(found) < len(set(wanted)):
+            if not video.grab():
+                raise DataError(
+                    f"video {str(path)!r} ended after {video.frames} frames, and had {counted.frames} before"
+                )
+            if video.frames - 1 in wanted:
+                found[video.frames - 1] = video.pixels()
+    finally:
+        video.close()
+    return np.stack([found[each] for each in wanted])
 
 
 class Video:

@@ -2,22 +2,31 @@
 
 Each process appends to a file of its own, a line for each chunk, so no process waits for another, and a line that a
 kill cut off belongs to the end of a file. Lines are only added. The chunks of a cut-off line are predicted again.
+
+Rank 0 holds a lock in the folder, because two jobs of one OUT would remove each other's parts.
 """
 
+import errno
+import fcntl
 import io
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from multiring._replacing import replace_file
+from multiring._replacing import replace_file, words_of
 from multiring.errors import ArgumentError, DataError
 
 _KEY = "multiring_predictions"
-_JOB, _PART = "job.json", "part-{}.jsonl"
+_JOB, _PART, _LOCK = "job.json", "part-{}.jsonl", ".lock"
 _ANY = "[0-9a-f]" * 16
+_LOCKED = {errno.EACCES, errno.EAGAIN}
+_PATIENCE_S = 5.0  # for a killed job's rank 0, which may end a moment after its launcher
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK}  # of file systems without hard links
 
 # The number of an input or of a chunk of pictures, and the number of the chunk in a video.
 ChunkId = tuple[int, int]
@@ -32,18 +41,72 @@ class PartFolder:
     """
 
     def __init__(self, out: Path) -> None:
+        if not out.name:
+            raise ArgumentError(f"{str(out)!r} is a folder: want the name of a file for the answers")
         self.folder = out.with_name(f"{out.name}.parts")
+        self._out = out
+        self._lock = -1
 
     def begin(self, job: Mapping[str, Any]) -> None:
-        """Make the folder for a job, or find the job there to go on with. One rank calls it.
+        """Make the folder for a job, or find the job there to go on with, and lock it. One rank calls it.
 
         Args:
             job: the model, the inputs and the options.
 
         Raises:
-            ArgumentError: the folder is of another job.
+            ArgumentError: the folder is of another job, another process predicts to the same file, or there is a file
+                already.
         """
-        self.folder.mkdir(exist_ok=True)
+        if not self._out.parent.is_dir():
+            raise ArgumentError(f"{str(self._out)!r}: there is no folder {str(self._out.parent)!r}")
+        if not self.folder.exists():
+            require_new(self._out)
+        self._lock = self._locked()
+        try:
+            # A kill between the last two steps of a job leaves the whole result and some of its parts.
+            if not self.is_of(job):
+                require_new(self._out)
+            self._begin(job)
+        except BaseException:
+            self.release()
+            raise
+
+    def _locked(self) -> int:
+        """Return the descriptor of the folder's lock, which the kernel releases if the process is killed."""
+        deadline = time.monotonic() + _PATIENCE_S
+        path = self.folder / _LOCK
+        while True:
+            self.folder.mkdir(exist_ok=True)
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # the other job has ended just now, and has removed its folder
+                continue
+            is_ours = True
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                is_ours = error.errno not in _LOCKED  # a file system without locks
+            if is_ours and _is_at(file, path):
+                return file
+            os.close(file)
+            if time.monotonic() > deadline:
+                raise ArgumentError(
+                    f"another prediction writes to {str(self._out)!r}: wait for its end, or give another --out"
+                )
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        """Give the lock back. The parts stay; a folder without any is removed."""
+        if self._lock < 0:
+            return
+        with suppress(OSError):  # it was removed, or others have put files into it
+            if [each.name for each in self.folder.iterdir()] == [_LOCK]:
+                (self.folder / _LOCK).unlink()
+                self.folder.rmdir()
+        os.close(self._lock)
+        self._lock = -1
+
+    def _begin(self, job: Mapping[str, Any]) -> None:
         text, path = _text(job), self.folder / _JOB
         if path.exists() and path.read_bytes() not in {b"", text}:
             raise ArgumentError(
@@ -79,26 +142,38 @@ class PartFolder:
         """Remove the job's files, and the folder if nothing else is in it."""
         for path in [*self.folder.glob(_PART.format(_ANY)), self.folder / _JOB]:
             path.unlink(missing_ok=True)
-        if not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        self.release()
 
 
 class PartWriter:
     """Appends chunks to a new file."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("xb")
 
     def add(self, chunk: ChunkId, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add the records of a chunk. They outlive a kill of the process."""
+        """Add the records of a chunk. They outlive a kill of the process.
+
+        Raises:
+            DataError: they cannot be written, for example because the disk is full. Earlier chunks are kept.
+        """
         text = json.dumps({"chunk": chunk, "records": records}, ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode() + b"\n")
-        self._file.flush()
+        with _writing(self._path):
+            self._file.write(text.encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
-        """Close the file. What it has outlives a power failure."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Close the file. What it has outlives a power failure.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        with _writing(self._path):
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
 
 
 def _text(job: Mapping[str, Any]) -> bytes:
@@ -128,16 +203,32 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield told
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an error of a write, which does not name its file, into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{words_of(error, path)}. The answers so far are kept") from error
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Return whether an open file still has its path: the job that held its lock may have removed it."""
+    try:
+        here, there = os.fstat(file), path.stat()
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
 def require_new(out: Path) -> None:
     """Raise ArgumentError if there is a file or folder at `out`, which a prediction never replaces.
 
     Raises:
-        ArgumentError: there is one, or its folder does not exist.
+        ArgumentError: there is one.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise ArgumentError(f"{str(out)!r} is there already: remove it, or give another name")
-    if not out.parent.is_dir():
-        raise ArgumentError(f"{str(out)!r}: there is no folder {str(out.parent)!r}")
 
 
 def has_bytes(out: Path, data: Iterator[bytes]) -> bool:
@@ -153,18 +244,29 @@ def publish(out: Path, data: Iterator[bytes]) -> None:
     """Write the result under another name, then give it its own.
 
     Raises:
-        DataError: there is a file at `out` by now.
+        DataError: there is a file at `out` by now, or the disk is full.
     """
     beside = out.with_name(f".{out.name[:100]}.{secrets.token_hex(8)}.new")
     try:
-        with beside.open("xb") as file:
+        with _writing(out), beside.open("xb") as file:
             for each in data:
                 file.write(each)
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(beside, out)  # unlike a rename, it replaces nothing
+            _named(beside, out)
         except FileExistsError:
             raise DataError(f"{str(out)!r} was made meanwhile, and was left as it is: give another --out") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _named(beside: Path, out: Path) -> None:
+    """Give a file the name `out`, which must be free."""
+    try:
+        os.link(beside, out)  # unlike a rename, it replaces nothing
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        beside.replace(out)

@@ -10,13 +10,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from multiring._replacing import words_of
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, DataError, MultiringError
 from multiring.vision.formats.coco import coco_values
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet
 from multiring.vision.labels import from_json
 from multiring.vision.predicting.inputs import PredictionInput, find_inputs
-from multiring.vision.predicting.part_files import ChunkId, PartFolder, Records, has_bytes, publish, require_new
+from multiring.vision.predicting.part_files import ChunkId, PartFolder, Records, has_bytes, publish
 from multiring.vision.predicting.predictors import Predictor
 from multiring.vision.predicting.shares import (
     END,
@@ -59,7 +60,8 @@ def predict(
 ) -> PredictionResult:
     """Answer for pictures, folders of pictures and videos, and write one file. Every rank calls it.
 
-    The file has a line for each picture or frame, in the order of the input. It has the same bytes for any number of
+    The file has a line for each picture or frame, in the order of the input. A model of clips answers once for a video,
+    as one clip from its first frame to its last. The file has the same bytes for any number of
     ranks. If the job was killed, the same call goes on from the folder OUT.parts, which all ranks must see.
 
     Args:
@@ -79,30 +81,61 @@ def predict(
             a chunk is missing at the end, because ranks do not see the same folder. The parts are kept.
     """
     parts = PartFolder(out)
+    job = PredictionJob(predictor=predictor, paths=tuple(paths), out=out, file_format=file_format, every=every)
+    try:
+        return _predicted(group, job, parts)
+    finally:
+        parts.release()
 
-    def begin() -> None:
-        if file_format not in FORMATS:
-            raise ArgumentError(f"format {file_format!r}: want one of {', '.join(FORMATS)}")
-        if file_format == "coco" and predictor.description.kind == "classify":
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionJob:
+    """What `predict` was asked for; see its arguments."""
+
+    predictor: Predictor
+    paths: tuple[Path, ...]
+    out: Path
+    file_format: str
+    every: int
+
+    def inputs(self) -> list[PredictionInput]:
+        """Return the inputs, in order."""
+        frames = self.predictor.description.frames if self.predictor.takes_clips else 0
+        return find_inputs(self.paths, clip_frames=frames)
+
+    def told(self) -> dict[str, Any]:
+        """Return what decides the result, for the folder of the parts.
+
+        Raises:
+            ArgumentError: an option is wrong.
+        """
+        kind = self.predictor.description.kind
+        if self.file_format not in FORMATS:
+            raise ArgumentError(f"format {self.file_format!r}: want one of {', '.join(FORMATS)}")
+        if self.file_format == "coco" and kind in {"classify", "act"}:
             raise ArgumentError("COCO holds boxes and masks, and this model answers with a class: want --format jsonl")
-        if every < 1:
-            raise ArgumentError(f"every {every}: want at least 1")
-        found = [asdict(each) for each in find_inputs(paths)]
-        job = {"inputs": found, "model": predictor.identity, "every": every, "format": file_format}
-        # A kill between the last two steps of a job leaves the whole result and some of its parts.
-        if not parts.is_of(job):
-            require_new(out)
-        parts.begin(job)
+        if self.every < 1:
+            raise ArgumentError(f"every {self.every}: want at least 1")
+        found = [asdict(each) for each in self.inputs()]
+        return {
+            "inputs": found,
+            "model": self.predictor.identity,
+            "every": self.every,
+            "format": self.file_format,
+        }
 
-    _together(group, begin, ranks=[0])
+
+def _predicted(group: Group, job: PredictionJob, parts: PartFolder) -> PredictionResult:
+    predictor, every = job.predictor, job.every
+    _together(group, lambda: parts.begin(job.told()), ranks=[0])
     # Each rank lists the inputs itself, because every rank reads them.
-    inputs = _together(group, lambda: find_inputs(paths))
+    inputs = _together(group, job.inputs)
     done = _together(group, lambda: finished(inputs, every, parts.done()))
     _require_alike(group, len(done), len(inputs))
     alike = {
         "the model": predictor.identity,
         "the files": [(each.name, each.size) for each in inputs],
-        "the options": (every, file_format),
+        "the options": (every, job.file_format),
         "the finished chunks": sorted(done),
     }
     _require_same(group, {name: json.dumps(told, sort_keys=True) for name, told in alike.items()})
@@ -124,7 +157,7 @@ def predict(
 
     def end() -> None:
         lines = _counted(_in_order(inputs, every, parts.done()), tally, problems)
-        _finish(parts, out, lines if file_format == "jsonl" else _coco(lines, predictor, out))
+        _finish(parts, job.out, lines if job.file_format == "jsonl" else _coco(lines, predictor, job.out))
 
     _together(group, end, ranks=[0])
     return PredictionResult(pictures=tally["pictures"], problems=tuple(problems), resumed=len(done))
@@ -148,7 +181,7 @@ def _together(group: Group, act: Callable[[], T], *, ranks: Collection[int] | No
         if ranks is None or group.rank in ranks:
             result = act()
     except OSError as error:
-        failed = DataError(f"{error.filename or 'a file'!r}: {error.strerror or error}")
+        failed = DataError(words_of(error))
     except Exception as error:  # noqa: BLE001 -- the other ranks wait, and must hear of it, whatever it is
         failed = error
     first = np.array([group.size if failed is None else group.rank], np.int64)
@@ -236,8 +269,10 @@ def _in_order(
             if "error" in end:
                 yield end
         elif (number, 0) in pictures:
-            records = _found(done, (number, 0), each.name)
-            if [record["picture"] for record in records] != [one.name for one in pictures[number, 0]]:
+            records, wanted = _found(done, (number, 0), each.name), pictures[number, 0]
+            if len(records) != len(wanted) or [
+                record[one.noun] for record, one in zip(records, wanted, strict=False)
+            ] != [one.name for one in wanted]:
                 raise DataError(f"the part with {each.name!r} has other pictures: the files changed meanwhile")
             yield from records
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from multiring.errors import DataError
 from multiring.vision.exporting.exported_files import description_of
 from multiring.vision.exporting.sessions import ExportedSession
 from multiring.vision.labels import to_json
@@ -52,27 +51,30 @@ class Predictor:
             threads: threads of one call. With other numbers, the last bits of scores may differ.
 
         Raises:
-            DataError: there is no model, its files do not belong together, or it takes clips in place of pictures.
+            DataError: there is no model, or its files do not belong together.
             UnsupportedError: onnxruntime or torch is not installed.
         """
         if path.is_dir():
-            found = cls(*_of_run(path, threads), threads=threads)
-        else:
-            session = ExportedSession.open(path, threads=threads)
-            described = description_of(session.model, repr(str(path)))
-            digest = session.model.digest
-            found = cls(described, digest, lambda pixels: session.run({"pixels": pixels}), threads=threads)
-        if found.description.kind == "act":
-            raise DataError(f"{str(path)!r} takes clips of {found.description.frames} frames: want a model of pictures")
-        return found
+            return cls(*_of_run(path, threads), threads=threads)
+        session = ExportedSession.open(path, threads=threads)
+        described = description_of(session.model, repr(str(path)))
+        return cls(described, session.model.digest, lambda pixels: session.run({"pixels": pixels}), threads=threads)
+
+    @property
+    def takes_clips(self) -> bool:
+        """Whether the model answers for clips of `description.frames` frames, and not for pictures."""
+        return self.description.kind == "act"
 
     def predict(self, pixels: Pixels) -> list[Prediction]:
-        """Return the answers for pictures of one size, uint8 (n, height, width, 3).
+        """Return the answers for pictures or clips of one size.
+
+        Args:
+            pixels: uint8, (n, height, width, 3), or (n, frames, height, width, 3) for a model of clips.
 
         Raises:
             DataError: as of `require_sides` and `predictions_of`.
         """
-        require_sides(pixels.shape[1], pixels.shape[2])
+        require_sides(pixels.shape[-3], pixels.shape[-2])
         return predictions_of(self.description, self._answer(pixels))
 
 

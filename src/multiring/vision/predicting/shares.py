@@ -10,7 +10,7 @@ import numpy as np
 
 from multiring.errors import DataError
 from multiring.vision.pictures import Pixels, read_picture
-from multiring.vision.predicting.inputs import PredictionInput, Video, require_unchanged
+from multiring.vision.predicting.inputs import PredictionInput, Video, read_clip, require_unchanged
 from multiring.vision.predicting.part_files import ChunkId, PartWriter, Records
 from multiring.vision.predicting.predictors import Predictor, answer_values, require_sides
 
@@ -49,14 +49,21 @@ class PredictionShare:
         for number, pictures in left[self.rank :: self.ranks]:
             batch = _Batch(self.predictor)
             for each in pictures:
-                record: dict[str, Any] = {"picture": each.name}
+                record: dict[str, Any] = {each.noun: each.name}
                 try:
-                    pixels = read_picture(Path(each.name)).pixels
+                    pixels = self._pixels(each)
                     require_unchanged(each)
                     batch.add(record, pixels)
                 except DataError as error:
                     batch.add_problem(record, str(error))
             self.part.add(number, batch.records())
+
+    def _pixels(self, each: PredictionInput) -> Pixels:
+        if each.is_unread:
+            raise DataError(f"picture {each.name!r} has a format that multiring does not read: save it as PNG or JPEG")
+        if each.clip_frames:
+            return read_clip(Path(each.name), each.clip_frames, self.every)
+        return read_picture(Path(each.name)).pixels
 
     def predict_videos(self) -> dict[str, str]:
         """Answer for the rank's share of the frames of all videos.
@@ -114,13 +121,17 @@ class PredictionShare:
 
 
 def picture_chunks(inputs: Sequence[PredictionInput]) -> list[tuple[ChunkId, list[PredictionInput]]]:
-    """Return the chunks of consecutive pictures. The first number of a chunk is that of its first picture."""
+    """Return the chunks of consecutive pictures. The first number of a chunk is that of its first picture.
+
+    A clip is a chunk by itself.
+    """
     chunks: list[tuple[ChunkId, list[PredictionInput]]] = []
     for number, each in enumerate(inputs):
         if each.is_video:
             continue
         last = chunks[-1] if chunks else None
-        if last and len(last[1]) < _CHUNK and last[0][0] + len(last[1]) == number:
+        most = 1 if each.clip_frames else _CHUNK
+        if last and len(last[1]) < most and last[0][0] + len(last[1]) == number:
             last[1].append(each)
         else:
             chunks.append(((number, 0), [each]))
@@ -169,6 +180,10 @@ def _grabbed(video: Video, told: dict[str, Any]) -> bool:
         return False
 
 
+def _named(record: Mapping[str, Any]) -> str:
+    return " ".join(f"{name} {record[name]!r}" for name in ("picture", "video", "frame") if name in record)
+
+
 class _Batch:
     """The pictures of a chunk. Those of one size go through the model together."""
 
@@ -184,7 +199,10 @@ class _Batch:
         Raises:
             DataError: the picture is too long for a model.
         """
-        require_sides(pixels.shape[0], pixels.shape[1])
+        try:
+            require_sides(*pixels.shape[-3:-1])
+        except DataError as error:
+            raise DataError(f"{_named(record)}: {error}") from None
         self._records.append(record)
         same = self._waiting.setdefault(pixels.shape, [])
         same.append((record, pixels))
@@ -223,10 +241,9 @@ class _Batch:
                     self._answer([each])
                 return
             record, pixels = same[0]
-            named = " ".join(f"{name} {record[name]!r}" for name in ("picture", "video", "frame") if name in record)
-            record["error"] = f"{named}: {error}"
+            record["error"] = f"{_named(record)}: {error}"
             self._pixels -= pixels.size // 3
             return
         for (record, pixels), answer in zip(same, answers, strict=True):
-            record.update(answer_values(answer, pixels.shape[1], pixels.shape[0]))
+            record.update(answer_values(answer, width=pixels.shape[-2], height=pixels.shape[-3]))
             self._pixels -= pixels.size // 3

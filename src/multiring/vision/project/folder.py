@@ -15,10 +15,9 @@ from multiring.vision.project import history
 from multiring.vision.project.history import Labels
 from multiring.vision.project.moves import moved_files
 from multiring.vision.project.records import ImageRecord, Labelling, PictureSummary, ScanResult
-from multiring.vision.project.scanning import COLUMNS, RUNS, Found, Measured, files_below, measured
+from multiring.vision.project.scanning import COLUMNS, DATABASE, RUNS, Found, Measured, differs, files_below, measured
 from multiring.vision.project.schema import create_database, open_database, transaction
 
-_FILE = "labels.sqlite"
 _IMAGES = f"SELECT path, digest, problem, is_missing, group_name, video, frame, {', '.join(COLUMNS)} FROM images"  # noqa: S608 -- own names
 _BATCH = 256  # pictures that a scan writes at a time
 
@@ -49,7 +48,7 @@ class VisionProject:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        create_database(folder / _FILE)
+        create_database(folder / DATABASE)
         return cls.open(folder)
 
     @classmethod
@@ -60,12 +59,12 @@ class VisionProject:
             DataError: the folder is no project, or its file is damaged or of a newer multiring.
         """
         folder = Path(folder)
-        return cls(folder, open_database(folder / _FILE))
+        return cls(folder, open_database(folder / DATABASE))
 
     @classmethod
     def is_project(cls, folder: Path | str) -> bool:
         """Return whether the folder has a labels.sqlite."""
-        return (Path(folder) / _FILE).is_file()
+        return (Path(folder) / DATABASE).is_file()
 
     def close(self) -> None:
         """Close the project's file."""
@@ -186,6 +185,33 @@ class VisionProject:
         row = self._database.execute(f"{_IMAGES} WHERE id = ?", (self._image(path),)).fetchone()
         return _record(row)
 
+    def require_unchanged(self, paths: Iterable[str]) -> None:
+        """Raise DataError if the files of pictures are not those of the last scan, so that labels may be wrong.
+
+        A file of the same size and time of modification counts as unchanged, and is not read.
+
+        Raises:
+            DataError: a file is gone, cannot be read, or has another content. The text names the first one.
+        """
+        rows = self._database.execute("SELECT path, size_bytes, modified_ns, digest FROM images").fetchall()
+        known = {row[0]: (Found(path=row[0], size_bytes=row[1], modified_ns=row[2]), row[3]) for row in rows}
+        problems: list[str] = []
+        for path in paths:
+            try:
+                if differs(self.folder, *known[path]):
+                    problems.append(f"picture {path!r} was changed since the last scan")
+            except FileNotFoundError:
+                problems.append(f"picture {path!r} is gone since the last scan")
+            except OSError as error:
+                problems.append(f"picture {path!r} cannot be read: {error.strerror or error}")
+        if problems:
+            others = len(problems) - 1
+            more = f", and {others} more {'is' if others == 1 else 'are'} changed or gone" if others else ""
+            raise DataError(
+                f"{problems[0]}{more}. Put the files back, or run `multiring vision check {self.folder}` and see "
+                "whether the labels still hold; if files are gone for good, make another split"
+            )
+
     def frames_of(self, video: str) -> tuple[ImageRecord, ...]:
         """Return the pictures that are frames of a video, in the order of their numbers."""
         rows = self._database.execute(f"{_IMAGES} WHERE video = ? ORDER BY frame, path", (video,))
@@ -205,8 +231,13 @@ class VisionProject:
         Raises:
             ArgumentError: the project has no such picture.
         """
+        self.set_groups({path: group})
+
+    def set_groups(self, groups: Mapping[str, str | None]) -> None:
+        """State the groups of several pictures, as one change. See `set_group`."""
         with transaction(self._database):
-            self._database.execute("UPDATE images SET group_name = ? WHERE id = ?", (group, self._image(path)))
+            for path, group in groups.items():
+                self._database.execute("UPDATE images SET group_name = ? WHERE id = ?", (group, self._image(path)))
 
     def set_frame(self, path: str, video: str | None, frame: int | None) -> None:
         """State that a picture is a frame of a video, by the video's name and the frame's number.
@@ -287,7 +318,8 @@ class VisionProject:
 
         Args:
             path: the picture.
-            labels: all its labels. An empty tuple means "seen, nothing in it". None means "not labelled".
+            labels: all its labels. An empty tuple means "seen, nothing in it". None means "not labelled". A label that
+                is given twice, equal in every field, counts once.
             author: who says so.
             after: the number of the change that the author has seen last, 0 for none. If the picture has another one,
                 nothing is changed.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from multiring.errors import StateError
-from multiring.vision.labels import Label, from_json, to_json
+from multiring.vision.labels import Label, distinct, from_json, to_json
 from multiring.vision.project.records import Labelling, PictureSummary
 
 Labels = tuple[Label, ...] | None
@@ -36,13 +36,14 @@ def add_labelling(
         database: the project's database, in a transaction.
         change: the number of the change.
         image: the number of the picture.
-        labels: the labels, whose classes are in `classes`. None: the picture is not labelled any more.
+        labels: the labels, whose classes are in `classes`; equal ones count once. None: the picture is not labelled any
+            more.
         classes: the number of each class by its name.
     """
     text = None
     if labels is not None:
         # Classes are stored by number, so that renaming a class changes one row.
-        text = json.dumps([{**to_json(each), "class": classes[each.class_name]} for each in labels])
+        text = json.dumps([{**to_json(each), "class": classes[each.class_name]} for each in distinct(labels)])
     database.execute("INSERT INTO labellings VALUES (?, ?, ?)", (change, image, text))
 
 
@@ -103,7 +104,8 @@ def _labelling(row: Sequence[object], names: Mapping[int, str]) -> Labelling:
     text, author, time, change = row
     labels = None
     if text is not None:
-        labels = tuple(from_json({**each, "class": names[each["class"]]}) for each in json.loads(str(text)))
+        # Earlier releases stored equal labels.
+        labels = distinct(from_json({**each, "class": names[each["class"]]}) for each in json.loads(str(text)))
     return Labelling(labels=labels, author=str(author), time=str(time), change=int(str(change)))
 
 

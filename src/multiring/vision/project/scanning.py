@@ -13,7 +13,7 @@ from multiring.errors import DataError
 from multiring.vision.pictures import ENDINGS, Picture, decode_picture
 from multiring.vision.signatures import signature_of
 
-RUNS = "runs"
+DATABASE, RUNS = "labels.sqlite", "runs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,22 +43,35 @@ COLUMNS = (
 def files_below(folder: Path) -> tuple[list[Found], list[tuple[str, str]]]:
     """Return the pictures' files below a folder, by their endings, and the names that are refused with the reasons.
 
-    The folder `runs` and hidden names are left out. A link is followed if it leads to a file inside the folder. Links
-    to folders are not followed, because their pictures would count twice.
+    The folder `runs` and hidden names are left out; so are the folders `runs` of other projects inside. A link is
+    followed if it leads to a file inside the folder. Links to folders are not followed: those inside would count twice,
+    and those outside are refused.
     """
     root = Path(os.path.realpath(folder))
     found: list[Found] = []
     refused: list[tuple[str, str]] = []
-    for place, folders, names in os.walk(root):
+
+    def refuse(path: Path, reason: str) -> None:
+        inner = path.relative_to(root).as_posix()
+        refused.append((inner.encode("utf-8", "backslashreplace").decode(), reason))
+
+    def unread(error: OSError) -> None:
+        refuse(Path(error.filename), f"the folder cannot be read: {error.strerror or error}")
+
+    for place, folders, names in os.walk(root, onerror=unread):
         at_top = Path(place) == root
-        folders[:] = sorted(each for each in folders if not each.startswith(".") and not (at_top and each == RUNS))
+        inside = without_runs(folders, [*names, *[DATABASE] * at_top])
+        folders[:] = sorted(each for each in inside if not each.startswith("."))
+        for name in folders:
+            if _leads_out(root, Path(place, name)):
+                refuse(Path(place, name), "the link leads out of the folder: copy the folder into it")
         for name in sorted(names):
             path = Path(place, name)
             if name.startswith(".") or path.suffix.lower() not in ENDINGS:
                 continue
             inner = path.relative_to(root).as_posix()
             if reason := _refusal(root, path, inner):
-                refused.append((inner.encode("utf-8", "backslashreplace").decode(), reason))
+                refuse(path, reason)
                 continue
             state = path.stat()
             found.append(Found(path=inner, size_bytes=state.st_size, modified_ns=state.st_mtime_ns))
@@ -69,11 +82,26 @@ def _refusal(root: Path, path: Path, inner: str) -> str:
     """Return why a file cannot be in the project, or ""."""
     if not inner.isprintable():
         return "the name has control characters or is not UTF-8: rename the file"
-    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+    if _leads_out(root, path):
         return "the link leads out of the folder: copy the file into it"
     if not path.exists():
         return "the link leads to no file"
     return "" if path.is_file() else "it is no regular file"
+
+
+def _leads_out(root: Path, path: Path) -> bool:
+    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root)
+
+
+def without_runs(folders: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the folders in a folder without that of a project's results, whose pictures belong to no data.
+
+    Args:
+        folders: the names of the folders.
+        names: the names of the files beside them, which tell a project.
+    """
+    is_project = DATABASE in names
+    return [each for each in folders if not (is_project and each == RUNS)]
 
 
 def measured(folder: Path, files: Iterable[Found], limits: Limits, threads: int) -> Iterator[Measured]:
@@ -112,6 +140,29 @@ def _measure(folder: Path, found: Found, limits: Limits) -> Measured:
         int(picture.is_transparent), int(picture.is_turned), digest_of_pixels(picture), signature_of(picture.pixels),
     )  # fmt: skip
     return Measured(found=found, digest=digest, problem=None, values=values)
+
+
+def differs(folder: Path, known: Found, digest: str) -> bool:
+    """Return whether a picture's file is not the one that a scan found.
+
+    A file of the same size and time of modification counts as the same, and is not read.
+
+    Args:
+        folder: the project's folder.
+        known: what the scan found.
+        digest: SHA-256 of the file at that time.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+        OSError: it cannot be read.
+    """
+    path = folder / known.path
+    state = path.stat()
+    if (state.st_size, state.st_mtime_ns) == (known.size_bytes, known.modified_ns):
+        return False
+    if state.st_size != known.size_bytes:
+        return True
+    return hashlib.sha256(path.read_bytes()).hexdigest() != digest
 
 
 def digest_of_pixels(picture: Picture) -> str:

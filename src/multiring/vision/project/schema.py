@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multiring.errors import DataError, StateError
@@ -41,6 +41,10 @@ CREATE TABLE labellings (
 ) WITHOUT ROWID;
 CREATE INDEX labellings_by_change ON labellings (change_id);
 """
+
+
+class LabelStoreError(StateError):
+    """The labels cannot be written now: another process writes for long, or the disk is full. Nothing was changed."""
 
 
 def create_database(path: Path) -> None:
@@ -112,16 +116,32 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
     """Run a block as one transaction that writes. It waits for other writers.
 
     Raises:
-        StateError: another process wrote for longer than 30 s.
+        LabelStoreError: another process wrote for longer than 30 s, or the file cannot be written, for example because
+            the disk is full. Nothing was changed.
     """
     try:
         # A transaction that begins as a reader cannot become the writer after another one wrote.
         database.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        raise StateError(f"another process is writing the project's labels ({error}): try again") from error
+        if "locked" in str(error):
+            text = f"another process is writing the project's labels ({error}): try again"
+            raise LabelStoreError(text) from error
+        raise _unwritten(error) from error
     try:
         yield
-    except BaseException:
-        database.execute("ROLLBACK")
+        database.execute("COMMIT")
+    except BaseException as error:
+        # A failed write may have ended the transaction. If it did not, and cannot be ended, closing the file does it.
+        with suppress(sqlite3.Error):
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise _unwritten(error) from error
         raise
-    database.execute("COMMIT")
+
+
+def _unwritten(error: sqlite3.Error) -> LabelStoreError:
+    return LabelStoreError(
+        f"the project's labels cannot be written: {error}. Nothing was changed; make room on the disk, or see who may "
+        "write there, and try again"
+    )

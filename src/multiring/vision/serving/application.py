@@ -47,7 +47,7 @@ from multiring.vision.serving.tensors import TensorLimits, read_request, write_r
 Handler = Callable[[Request], Awaitable[Response]]
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _SMALL = 1 << 16  # bytes of JSON that are parsed without a thread
-_EXTENSIONS = ["binary_tensor_data", "model_repository"]
+_EXTENSIONS = ["binary_tensor_data"]  # "model_repository" would promise to load and unload models, too
 _PAGE = {
     "": ("page.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
@@ -281,7 +281,8 @@ class InferenceServer:
     async def _picture(self, request: Request) -> Response:
         model = self._model(request)
         if not model.takes_pictures:
-            raise RequestError(BAD_REQUEST, f"model {model.name!r} takes tensors, and not pictures: use infer")
+            clips = f"clips of {model.description.frames} frames" if model.description else "tensors"
+            raise RequestError(BAD_REQUEST, f"model {model.name!r} takes {clips}, and not pictures: use infer")
         with self._admission.enter(self._retry_after()) as held:
             body = await self._body(request, held)
             files = await files_of(request, body, self._limits.batch)
@@ -303,11 +304,14 @@ class InferenceServer:
         limits = Limits(pixels=self._limits.pixels, record_bytes=self._limits.body_bytes)
         try:
             pixels = decode_picture(what, data, limits).pixels
-            require_sides(pixels.shape[0], pixels.shape[1])
         except PictureTooLargeError as error:
             raise RequestError(TOO_LARGE, str(error)) from None
         except DataError as error:
             raise RequestError(BAD_REQUEST, str(error)) from None
+        try:
+            require_sides(pixels.shape[0], pixels.shape[1])
+        except PictureTooLargeError as error:
+            raise RequestError(TOO_LARGE, f"{what}: {error}") from None
         return pixels
 
     async def _body(self, request: Request, held: HeldBytes) -> bytes:

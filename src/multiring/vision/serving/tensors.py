@@ -25,6 +25,8 @@ DATATYPES = {
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 _BINARY_SIZE, _BINARY, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+# Parameters of other extensions. A client that is not told would wait for an answer in its memory, or for a sequence.
+_UNSUPPORTED = ("classification", "shared_memory_region", "sequence_id")
 _MOST_DIMENSIONS, _MOST_SIZE = 16, 1 << 40
 
 
@@ -108,8 +110,8 @@ def read_request(
     if place != len(binary):
         _refuse(f"{len(binary)} bytes follow the JSON, and the inputs name {place}")
     request_id = told.get("id", "")
-    if not isinstance(request_id, str) or len(request_id) > 1000:
-        _refuse("id: want a text of at most 1000 characters")
+    if not isinstance(request_id, str) or len(request_id) > 1000 or not _is_unicode(request_id):
+        _refuse("id: want a text of at most 1000 characters, without halves of surrogate pairs")
     _require_equal_rows(found)
     return InferenceRequest(id=request_id, inputs=found, outputs=_outputs(told, parameters, outputs))
 
@@ -183,6 +185,9 @@ def _parameters(told: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     found = told.get("parameters", {})
     if not isinstance(found, dict):
         _refuse(f"parameters of {what}: want an object")
+    for name in _UNSUPPORTED:
+        if found.get(name):
+            _refuse(f"{what}: the parameter {name} is not supported; leave it out")
     return found
 
 
@@ -198,6 +203,14 @@ def _name(told: Mapping[str, Any], known: Mapping[str, ModelTensor], what: str) 
     if not isinstance(name, str) or name not in known:
         _refuse(f"{what} {str(name)[:100]!r}: the model has only {', '.join(known)}")
     return name
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shape(told: object, tensor: ModelTensor, limits: TensorLimits) -> tuple[int, ...]:
@@ -285,8 +298,8 @@ def _outputs(told: Mapping[str, Any], parameters: Mapping[str, Any], outputs: Se
     for each in _objects(told, "outputs"):
         name = _name(each, by_name, "output")
         own = _parameters(each, f"output {name!r}")
-        if "classification" in own:
-            _refuse("the parameter classification is not supported")
+        if name in wanted:
+            _refuse(f"output {name!r} is asked for twice")
         wanted[name] = _flag(own, _BINARY, default=is_binary)
     return wanted
 
