@@ -260,6 +260,11 @@ def test_a_link_to_a_folder_is_followed_and_a_loop_is_told(exported: Path, tmp_p
     (tmp_path / "in" / "own" / "back").symlink_to(tmp_path / "in")
     with pytest.raises(DataError, match=r"folder '.*/in/own/back' is a link to a folder around it: remove the link"):
         find_inputs([tmp_path / "in"])
+    (tmp_path / "in" / "own" / "back").unlink()
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "in" / "own")
+    (tmp_path / "in" / "own" / "other").symlink_to(tmp_path / "elsewhere")  # two links that lead to each other
+    with pytest.raises(DataError, match=r"'.*/in/linked/again/other' is a link to a folder around it"):
+        find_inputs([tmp_path / "in"])
 
 
 def test_pictures_of_formats_that_are_not_read_are_named(exported: Path, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def _below(folder: Path) -> Iterator[PredictionInput]:
     for place, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for linked in (Path(place, each) for each in folders if Path(place, each).is_symlink()):
-            if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(linked)):
+            target, above = os.path.realpath(linked), (Path(place), *Path(place).parents)
+            if any(Path(os.path.realpath(each)).is_relative_to(target) for each in above):
                 raise DataError(f"folder {str(linked)!r} is a link to a folder around it: remove the link")
         for name in sorted(names):
             if Path(name).suffix.lower() in _ENDINGS and not name.startswith("."):
@@ -159,6 +160,8 @@ def read_clip(path: Path, frames: int, every: int = 1) -> Pixels:
                 found[video.frames - 1] = video.pixels()
     finally:
         video.close()
+    if len({each.shape for each in found.values()}) > 1:
+        raise DataError(f"video {str(path)!r} has frames of several sizes: want one size")
     return np.stack([found[each] for each in wanted])
 
 

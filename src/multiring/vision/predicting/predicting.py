@@ -61,8 +61,8 @@ def predict(
     """Answer for pictures, folders of pictures and videos, and write one file. Every rank calls it.
 
     The file has a line for each picture or frame, in the order of the input. A model of clips answers once for a video,
-    as one clip from its first frame to its last. The file has the same bytes for any number of
-    ranks. If the job was killed, the same call goes on from the folder OUT.parts, which all ranks must see.
+    as one clip from its first frame to its last. The file has the same bytes for any number of ranks. If the job was
+    killed, the same call goes on from the folder OUT.parts, which all ranks must see.
 
     Args:
         group: the ranks that take part.
@@ -270,9 +270,7 @@ def _in_order(
                 yield end
         elif (number, 0) in pictures:
             records, wanted = _found(done, (number, 0), each.name), pictures[number, 0]
-            if len(records) != len(wanted) or [
-                record[one.noun] for record, one in zip(records, wanted, strict=False)
-            ] != [one.name for one in wanted]:
+            if [record.get(each.noun) for record in records] != [one.name for one in wanted]:
                 raise DataError(f"the part with {each.name!r} has other pictures: the files changed meanwhile")
             yield from records
 
