@@ -17,6 +17,7 @@ from PIL import Image
 from tests.frameworks.vision.test_predicting import alone, boxes, lines, write_video
 from tests.support.vision_models import draw_pictures
 
+import multiring
 from multiring.errors import ArgumentError, DataError
 from multiring.vision import Label
 from multiring.vision.models.answers import Prediction, predictions_of
@@ -25,6 +26,7 @@ from multiring.vision.pictures import Pixels
 from multiring.vision.predicting import part_files, predicting, shares
 from multiring.vision.predicting.inputs import PredictionInput, Video, find_inputs
 from multiring.vision.predicting.part_files import PartFolder
+from multiring.vision.predicting.predicting import predict
 from multiring.vision.predicting.predictors import Predictor
 from multiring.vision.predicting.shares import END, finished
 
@@ -190,7 +192,7 @@ from multiring.vision.predicting.predictors import Predictor
 
 group, fault = multiring.init(), sys.argv[1]
 
-def broken(*_):
+def broken(*_, **__):
     raise DataError("rank 1 does not open it") if fault == "video" else RuntimeError("broken")
 
 if group.rank == 1 and fault == "video":
@@ -282,20 +284,30 @@ def test_pictures_of_formats_that_are_not_read_are_named(exported: Path, tmp_pat
     )
 
 
-def test_a_full_disk_keeps_the_answers_so_far(exported: Path, tmp_path: Path) -> None:
-    draw_pictures(tmp_path / "in", 40)
-    predictor, out = Predictor.open(exported / "model.onnx"), tmp_path / "out.jsonl"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # a chunk of 16 answers has 3,000 bytes
+def test_a_full_disk_keeps_the_answers_so_far(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for short names
+    draw_pictures(Path("in"), 40)
+    predictor, out = Predictor.open(exported / "model.onnx"), Path("out.jsonl")
+    before, real = resource.getrlimit(resource.RLIMIT_FSIZE), PartFolder.open_part
+
+    def limited(parts: PartFolder) -> part_files.PartWriter:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # a chunk of 16 answers has half as many bytes
+        return real(parts)
+
+    group = multiring.init()
     try:
-        with pytest.raises(
-            DataError, match=r"\.parts/part-.*: File too large; make room on the disk, then .* are kept"
-        ):
-            alone(predictor, [tmp_path / "in"], out)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartFolder, "open_part", limited)
+            with pytest.raises(DataError, match=r"'out.*part-.*': File too large; make room on the disk, .* are kept"):
+                predict(group, predictor, [Path("in")], out)
+        assert len(PartFolder(out).done()) == 1
+        with pytest.raises(DataError, match=r"'new\.jsonl\.parts/job\.json': File too large; make room on the disk"):
+            predict(group, predictor, [Path("in")], Path("new.jsonl"))  # its list of the pictures is longer
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        multiring.shutdown()
     assert not out.exists()
-    done = alone(predictor, [tmp_path / "in"], out)
+    done = alone(predictor, [Path("in")], out)
     assert (done.pictures, done.resumed) == (40, 1)
     assert [each["picture"][-7:] for each in lines(out)] == [f"{number:03}.png" for number in range(40)]
 

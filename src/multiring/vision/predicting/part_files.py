@@ -113,7 +113,8 @@ class PartFolder:
                 f"{str(self.folder)!r} has the parts of another job, with another model, other inputs or options: "
                 "remove the folder, or give another --out"
             )
-        replace_file(path, text, is_ours=lambda found: found == text, what="the job")
+        with _writing(path):
+            replace_file(path, text, is_ours=lambda found: found == text, what="the job")
 
     def is_of(self, job: Mapping[str, Any]) -> bool:
         """Return whether the folder is of this job."""
