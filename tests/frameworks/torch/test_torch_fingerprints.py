@@ -36,7 +36,7 @@ def test_nothing_to_compare() -> None:
 
 def test_counting_goes_to_workers_that_are_started_anew() -> None:
     counting: Counting = pickle.loads(pickle.dumps(Counting(default_collate, 1, 3, looks=True)))  # noqa: S301 -- our own
-    batch, samples, total, seen = counting([5, 6, 7, 8, 9])
-    assert (batch.tolist(), samples, total, seen) == ([6, 9], 2, 5, fingerprint([5, 6, 7, 8, 9]))
-    batch, samples, total, _ = counting([5])
-    assert (batch.tolist(), samples, total) == ([5], 0, 1)
+    batch, samples, total, least, seen = counting([5, 6, 7, 8, 9])
+    assert (batch.tolist(), samples, total, least, seen) == ([6, 9], 2, 5, 1, fingerprint([5, 6, 7, 8, 9]))
+    batch, samples, total, least, _ = counting([5])
+    assert (batch.tolist(), samples, total, least) == ([5], 0, 1, 0)
