@@ -469,6 +469,7 @@ WITHOUT_ROW: dict[str, str] = {
     **dict.fromkeys(["DataLoader", "IterableDataset", "measure_bottleneck"], _OF_DATA),
     "measured_peak": "of the machine",
     "parallelize": "what makes the meshes",
+    "carry_to_width": "it comes before the mesh, and refuses DTensors",
     "BucketSharing": "a hook of DistributedDataParallel, which a program gives its own",
     "allreduce_hook": "a hook of DistributedDataParallel, which a program gives its own",
     "shared_zeros_like": "memory of tensors",

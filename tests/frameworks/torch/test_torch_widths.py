@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, UnsupportedError
 
 BASE, WIDER, CLASSES = 64, (256, 512), 7
 
@@ -162,6 +162,14 @@ def zeroed(width: int) -> nn.Module:
 def test_bad_models(make: Any, options: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         mt.carry_to_width(make(64), make(128), **{"lr": 0.1, **options})
+
+
+def test_a_model_on_a_mesh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = perceptron(128)
+    on_mesh = model.get_parameter("2.weight")
+    monkeypatch.setattr("multiring.torch.optim.widths.is_dtensor", lambda each: each is on_mesh)
+    with pytest.raises(UnsupportedError, match=r"parameter '2\.weight' is a DTensor: want whole models"):
+        mt.carry_to_width(perceptron(64), model, lr=0.1)
 
 
 def test_axes_of_own_layers() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from multiring.convergence.arguments import require_number
 from multiring.convergence.width_rules import Axes, WidthRules, width_rules
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch.parallelizing.held import is_dtensor
 
 _INPUTS_FIRST = (
     nn.Embedding,
@@ -52,7 +53,14 @@ def carry_to_width(
     Raises:
         ArgumentError: the models do not have the same layers, a parameter of an unknown layer grows in one axis only,
             or an embedding is also a last layer.
+        UnsupportedError: a parameter is a DTensor.
     """
+    for which in (narrow, model):
+        for name, each in which.named_parameters():
+            if is_dtensor(each):
+                raise UnsupportedError(
+                    f"carry_to_width: parameter {name!r} is a DTensor: want whole models; call it first"
+                )
     require_number("lr", lr)
     require_number("weight_decay", weight_decay)
     rules = _rules(narrow, model, optimizer, dict(axes or {}))
