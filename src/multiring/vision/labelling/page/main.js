@@ -188,7 +188,12 @@ function enter() {
   if (found?.isProposed) page.accept(page.chosen);
   else if (page.tool === "polygon" && canvas.cross && (canvas.points.length || !page.visible().some((each) => each.isProposed))) canvas.addPoint([...canvas.cross]);
   else if (page.visible().some((each) => each.isProposed)) page.accept();
-  else if (page.tool === "box") page.add({ box: [w * 0.375, h * 0.375, w * 0.25, h * 0.25] });
+  else if (page.tool === "box") {
+    // Equal labels count once, so a box that still lies in the middle must not be met again.
+    let step = 0.375;
+    for (let tries = 0; tries < 24 && page.visible().some((each) => each.label.box?.[0] === w * step && each.label.box?.[1] === h * step); tries++) step = (step + 0.03125) % 0.75;
+    page.add({ box: [w * step, h * step, w * 0.25, h * 0.25] });
+  }
 }
 
 const LETTERS = {
