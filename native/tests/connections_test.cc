@@ -16,13 +16,6 @@
 #include "checks.h"
 #include "job.h"
 
-// A result may arrive at the place of bytes that another thread has sent: the peer made it from them, so the kernel had
-// copied them before. ThreadSanitizer does not see that order, which runs through two sockets. Reads are alike.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:multiring::Rail::write_aside\nrace:multiring::Rail::read\n";
-}
-
 using namespace multiring;
 using namespace multiring::checks;
 
