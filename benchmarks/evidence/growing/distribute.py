@@ -12,7 +12,6 @@ committed step may be lost. The results file has a line for each job; a further 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
 from benchmarks.evidence.growing.distribute_rank import BATCH, EPOCHS, STEPS, made, of_multiring, of_torch, step
-from benchmarks.evidence.growing.main import DEADLINE_S, SIGNALS, counted, disturb, numbers_of
-from benchmarks.evidence.shrinking.main import KILLED, is_late, results_of_jobs
+from benchmarks.evidence.growing.main import DEADLINE_S, SIGNALS, counted, disturb, numbers_of, ranks_of
+from benchmarks.evidence.shrinking.main import KILLED, end_of_output, is_late, results_of_jobs, run_job
 from benchmarks.evidence.support.claims import commit, machine
 
-from multiring._settings import inherited_environment
 from multiring.data import Loader
 
 RANK = Path(__file__).with_name("distribute_rank.py")
@@ -80,40 +78,19 @@ def job(seed: int, engine: str, truth: list[Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {"MULTIRING_ENGINE": engine, "MULTIRING_STALL_TIMEOUT_S": "30", "MULTIRING_STALL_WARN_S": "5"}
-        words = [
-            sys.executable,
-            "-m",
-            "multiring",
-            "run",
-            "-n",
-            str(size),
-            "--min-ranks",
-            "1",
-            "--max-ranks",
-            str(most),
-        ]
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 -- our own program
-                [*words, str(RANK), name, shares, str(PAUSE_S)],
-                env=inherited_environment() | variables,
-                stdout=output,
-                stderr=output,
-            )
-            try:
-                acts, last_s = disturb(process, folder, size, random)
-                code = process.wait(DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(DEADLINE_S)
-                told = (folder / "output").read_text()[-6000:]
-                return {"shares": shares, "faults": ["it hangs", told], **numbers_of({}), "joins": 0, "lost": 0}
+        words = [*ranks_of(size, most), str(RANK), name, shares, str(PAUSE_S)]
+        ended = run_job(folder, words, variables, lambda process: disturb(process, folder, size, random), DEADLINE_S)
+        if ended is None:
+            told = end_of_output(folder)
+            return {"shares": shares, "faults": ["it hangs", told], **numbers_of({}), "joins": 0, "lost": 0}
+        (acts, last_s), code = ended
         lines = [line.split() for line in (folder / "log").read_text().splitlines()]
         faults = faults_in(folder, 0 if code in (KILLED, ASKED) and is_late(lines, last_s, STEPS) else code, truth)
         found = counted(lines, size)
         if found["lost"] > 1:
             faults.append(f"{found['lost']} committed steps were lost")
         if faults:
-            faults.append((folder / "output").read_text()[-6000:])
+            faults.append(end_of_output(folder))
         del found["join_s"]
         return {"shares": shares, "faults": faults, **numbers_of(acts), **found}
 

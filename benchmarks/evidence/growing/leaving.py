@@ -25,11 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
-from benchmarks.evidence.growing.main import counted, faults_in
-from benchmarks.evidence.shrinking.main import RANK, is_late, send
+from benchmarks.evidence.growing.main import counted, faults_in, ranks_of
+from benchmarks.evidence.shrinking.main import RANK, end_of_output, is_late, run_job, send
 from benchmarks.evidence.support.claims import commit, machine
-
-from multiring._settings import inherited_environment
 
 STEPS, DEADLINE_S, LEFT = 160, 400.0, "has left, because it got SIGTERM"
 ASKED = 128 + signal.SIGTERM
@@ -74,22 +72,12 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {"MULTIRING_ENGINE": engine, "MULTIRING_STALL_TIMEOUT_S": "60"}
-        ranks = ["-n", str(size), "--min-ranks", "1", "--max-ranks", str(most)]
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 -- our own program
-                [sys.executable, "-m", "multiring", "run", *ranks, str(RANK), name, str(STEPS), "0.04", kind],
-                env=inherited_environment() | variables,
-                stdout=output,
-                stderr=output,
-            )
-            try:
-                sent, last_s = ask(process, folder, size, random)
-                code = process.wait(DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(DEADLINE_S)
-                told = (folder / "output").read_text()[-6000:]
-                return {"faults": ["it hangs", told], "sent": 0, "left": 0, "late": 0, "joins": 0, "lost": 0}
+        words = [*ranks_of(size, most), str(RANK), name, str(STEPS), "0.04", kind]
+        ended = run_job(folder, words, variables, lambda process: ask(process, folder, size, random), DEADLINE_S)
+        if ended is None:
+            told = end_of_output(folder)
+            return {"faults": ["it hangs", told], "sent": 0, "left": 0, "late": 0, "joins": 0, "lost": 0}
+        (sent, last_s), code = ended
         told = (folder / "output").read_text()
         lines = [line.split() for line in (folder / "log").read_text().splitlines()]
         faults = faults_in(folder, STEPS, 0 if code == ASKED and is_late(lines, last_s, STEPS) else code)
@@ -101,7 +89,7 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
         if found["lost"]:
             faults.append(f"{found['lost']} steps were lost")
         if faults:
-            faults.append(told[-6000:])
+            faults.append(end_of_output(folder))
         del found["join_s"]
         return {"faults": faults, "sent": sent, "left": left, "late": late, **found}
 

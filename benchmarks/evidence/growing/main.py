@@ -27,10 +27,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
-from benchmarks.evidence.shrinking.main import KILLED, RANK, is_late, results_of_jobs, send, trained
+from benchmarks.evidence.shrinking.main import (
+    KILLED,
+    RANK,
+    end_of_output,
+    is_late,
+    results_of_jobs,
+    run_job,
+    send,
+    trained,
+)
 from benchmarks.evidence.support.claims import commit, machine
-
-from multiring._settings import inherited_environment
 
 STEPS, DEADLINE_S = 240, 300.0
 PAUSES_S = (0.0, 0.02, 0.2, 0.5, 1.0, 2.0)
@@ -68,38 +75,22 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
         # Ranks that import torch set their optimizers up at different times.
         steps, pause_s, stall_s = (STEPS, 0.04, "4") if kind == "numpy" else (2 * STEPS, 0.1, "30")
         variables = {"MULTIRING_ENGINE": engine, "MULTIRING_STALL_TIMEOUT_S": stall_s, "MULTIRING_STALL_WARN_S": "2"}
-        words = [
-            sys.executable,
-            "-m",
-            "multiring",
-            "run",
-            "-n",
-            str(size),
-            "--min-ranks",
-            "1",
-            "--max-ranks",
-            str(most),
-        ]
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 -- our own program
-                [*words, str(RANK), name, str(steps), str(pause_s), kind],
-                env=inherited_environment() | variables,
-                stdout=output,
-                stderr=output,
-            )
-            try:
-                acts, last_s = disturb(process, folder, size, random)
-                code = process.wait(DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(DEADLINE_S)
-                told = (folder / "output").read_text()[-6000:]
-                return {"faults": ["it hangs", told], **numbers_of({}), "joins": 0, "lost": 0, "join_s": []}
+        words = [*ranks_of(size, most), str(RANK), name, str(steps), str(pause_s), kind]
+        ended = run_job(folder, words, variables, lambda process: disturb(process, folder, size, random), DEADLINE_S)
+        if ended is None:
+            told = end_of_output(folder)
+            return {"faults": ["it hangs", told], **numbers_of({}), "joins": 0, "lost": 0, "join_s": []}
+        (acts, last_s), code = ended
         lines = [line.split() for line in (folder / "log").read_text().splitlines()]
         faults = faults_in(folder, steps, 0 if code == KILLED and is_late(lines, last_s, steps) else code)
         if faults:
-            faults.append((folder / "output").read_text()[-6000:])
+            faults.append(end_of_output(folder))
         return {"faults": faults, **numbers_of(acts), **counted(lines, size)}
+
+
+def ranks_of(size: int, most: int) -> list[str]:
+    """Return the words for a job that begins with `size` ranks, goes on with one, and takes newcomers up to `most`."""
+    return ["-n", str(size), "--min-ranks", "1", "--max-ranks", str(most)]
 
 
 def numbers_of(acts: Mapping[int, int]) -> dict[str, int]:

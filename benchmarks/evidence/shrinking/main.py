@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -84,6 +84,45 @@ def results_of_jobs(
     return done
 
 
+Acts = TypeVar("Acts")
+
+
+def run_job(
+    folder: Path,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    act: Callable[[subprocess.Popen[bytes]], Acts],
+    deadline_s: float,
+) -> tuple[Acts, int] | None:
+    """Run a job and act on it meanwhile; return what `act` returned, and the exit code. None: the job hangs.
+
+    Args:
+        folder: the job's output is written to the file `output` in it.
+        words: what follows `multiring run`.
+        variables: of the environment, beside those that are inherited.
+        act: called with the launcher's process once it has started.
+        deadline_s: how long the job may go on after `act`.
+    """
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 -- our own program
+            [sys.executable, "-m", "multiring", "run", *words],
+            env={**inherited_environment(), **variables},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            return act(process), process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(deadline_s)
+            return None
+
+
+def end_of_output(folder: Path) -> str:
+    """Return the last lines that a job has printed."""
+    return (folder / "output").read_text()[-6000:]
+
+
 def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
     """Run a job; return what was done to it, and what was wrong."""
     random = Random(seed)  # noqa: S311 -- no secret
@@ -92,25 +131,15 @@ def job(seed: int, engine: str, kind: str) -> dict[str, Any]:
         folder = Path(name)
         stall_s = "4" if kind == "numpy" else "30"  # ranks that import torch set their optimizers up at different times
         variables = {"MULTIRING_ENGINE": engine, "MULTIRING_STALL_TIMEOUT_S": stall_s, "MULTIRING_STALL_WARN_S": "2"}
-        words = [sys.executable, "-m", "multiring", "run", "-n", str(size), "--min-ranks", "1", str(RANK), name]
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 -- our own program
-                [*words, str(STEPS), str(PAUSE_S), kind],
-                env=inherited_environment() | variables,
-                stdout=output,
-                stderr=output,
-            )
-            try:
-                acts = disturb(process, folder, size, random)
-                code = process.wait(DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(DEADLINE_S)
-                return {"faults": ["it hangs", (folder / "output").read_text()[-3000:]], **counted([], [], size)}
+        words = ["-n", str(size), "--min-ranks", "1", str(RANK), name, str(STEPS), str(PAUSE_S), kind]
+        ended = run_job(folder, words, variables, lambda process: disturb(process, folder, size, random), DEADLINE_S)
+        if ended is None:
+            return {"faults": ["it hangs", end_of_output(folder)], **counted([], [], size)}
+        acts, code = ended
         lines = [line.split() for line in (folder / "log").read_text().splitlines()]
         faults = faults_in(folder, size, 0 if code == KILLED and is_late(lines, acts[-1][0], STEPS) else code)
         if faults:
-            faults.append((folder / "output").read_text()[-3000:])
+            faults.append(end_of_output(folder))
         return {"faults": faults, **counted(acts, lines, size)}
 
 
