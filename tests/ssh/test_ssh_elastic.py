@@ -1,10 +1,10 @@
 """`multiring run --hosts --min-ranks`: ranks and hosts are lost, cut off and frozen, and newcomers replace them."""
 
-import json
 import time
 from typing import Any
 
 import pytest
+from tests.support.elastic_scripts import ends_in
 from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
 
 from multiring.lab import parse_fault
@@ -70,7 +70,7 @@ def ends(hosts: SshHosts, process: Process) -> tuple[list[list[Any]], str]:
     """Let the job end; return what its ranks say, and what the launcher says."""
     hosts.write("stop", "", hosts=[0])
     out, err = process.communicate(timeout=90)
-    told = [json.loads(line.partition("END ")[2]) for line in out.decode().splitlines() if "END " in line]
+    told = ends_in(out.decode())
     assert process.returncode == 0, err.decode()
     return sorted(told), err.decode()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.elastic_scripts import ends_in
 from tests.wire.test_shrinking import FEATURES, trained
 
 from multiring._launch.intake_point import FormationOpening, IntakePoint
@@ -101,7 +102,7 @@ def test_newcomers_replace_lost_ranks(tmp_path: Path, case: str) -> None:
     program = PROGRAM.format(features=FEATURES)
     done = run(tmp_path, program, json.dumps(deaths), "4", ranks=3, most=4)
     assert done.returncode == 0, done.stderr
-    ends = sorted(json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line)
+    ends = sorted(ends_in(done.stdout))
     assert [end[0] for end in ends] == left, done.stderr
     assert sorted(end[1] for end in ends) == [0, 1, 2, 3]
     for _, _, ranks, sizes, weights in ends:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.elastic_scripts import ends_in
 
 FEATURES, STEPS = 12, 12
 PROGRAM = """
@@ -129,7 +130,7 @@ def test_a_lost_rank_loses_nothing(tmp_path: Path, case: str) -> None:
     acts, first, floats = CASES[case]
     done = run(tmp_path, acts, "-n", "3", "--min-ranks", "1", floats=floats)
     assert done.returncode == 0, done.stderr
-    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    ends = ends_in(done.stdout)
     assert len(ends) == 3 - len(acts), done.stderr
     for born, sizes, weights, numbers in ends:
         assert sizes[: len(first)] == first
@@ -142,7 +143,7 @@ def test_newcomers_get_their_part(tmp_path: Path) -> None:
     acts = {"1 begins 3": KILL, "0 begins 5": TERM}
     done = run(tmp_path, acts, "-n", "3", "--min-ranks", "1", "--max-ranks", "3", most=3)
     assert done.returncode == 0, done.stderr
-    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    ends = ends_in(done.stdout)
     assert sorted(len(numbers) == len(sizes) for _, sizes, _, numbers in ends) == [False, False, True]
     for _, sizes, weights, _ in ends:
         assert sizes == ends[0][1]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.elastic_scripts import ends_in
 
 STEPS = 14
 FEATURES = 10
@@ -118,7 +119,7 @@ def test_the_others_go_on(
     program = PROGRAM.format(features=FEATURES, steps=STEPS)
     done = run(tmp_path, program, json.dumps(deaths), ranks=6, least=2, **variables)
     assert done.returncode == 0, done.stderr
-    ends = sorted(json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line)
+    ends = sorted(ends_in(done.stdout))
     left = [rank for rank in range(6) if str(rank) not in deaths]
     assert [end[:2] for end in ends] == [[born, rank] for rank, born in enumerate(left)]
     sizes, size = [], 6
@@ -260,7 +261,7 @@ def test_sigterm_to_a_rank_loses_no_step(tmp_path: Path, case: str) -> None:
     assert "resuming from the last commit" not in done.stderr, done.stderr
     for rank in leaves:
         assert f"rank {rank} has left, because it got SIGTERM" in done.stderr, done.stderr
-    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
+    ends = ends_in(done.stdout)
     at = next(iter(leaves.values())) + 1
     for born, _, _, sizes, weights in ends:
         assert sizes[:at] == [4] * at, (born, sizes)

@@ -1,8 +1,5 @@
 """Scripts with `distribute` under elastic.run: each sample once, and the losses of one process, whoever is lost."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.distribute_cases import Ragged, Stream, data, network, sgd
+from tests.support.elastic_scripts import ends_of_three
 from tests.support.plain import join
 from tests.support.ranks import Here, run_ranks
 from torch.utils.data import DataLoader, TensorDataset
@@ -116,16 +114,8 @@ def alone() -> list[list[Any]]:
 @pytest.mark.timeout(500)
 def test_scripts_go_on(tmp_path: Path) -> None:
     """Rank 0, which draws the order, is killed in the middle of a pass; later a rank is asked to leave."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    acts = json.dumps({"0 begins 4": 9, "1 begins 8": 15})
-    launch = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "1", "--max-ranks", "3", str(script), acts]
-    done = subprocess.run(
-        [sys.executable, *launch], capture_output=True, text=True, check=False, timeout=450, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
-    assert len(ends) == 3, done.stderr
+    ends, errors = ends_of_three(tmp_path, PROGRAM, {"0 begins 4": 9, "1 begins 8": 15})
+    assert len(ends) == 3, errors
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     truth = alone()

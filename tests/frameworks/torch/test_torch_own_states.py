@@ -3,13 +3,11 @@
 The losses are compared, in float64, with the same steps in one process, which has as many ranks at each step.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.elastic_scripts import ends_of_three
 from torch import Tensor, nn
 
 import multiring.torch as mt
@@ -78,16 +76,8 @@ mt.shutdown()
 
 @pytest.mark.timeout(500)
 def test_a_divided_optimizer_loses_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    acts = json.dumps({"0 begins 4": 9, "1 begins 7": 15})
-    launch = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "1", "--max-ranks", "3", str(script), acts]
-    done = subprocess.run(
-        [sys.executable, *launch], capture_output=True, text=True, check=False, timeout=450, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    ends = [json.loads(line.partition("END ")[2]) for line in done.stdout.splitlines() if "END " in line]
-    assert ends, done.stderr
+    ends, errors = ends_of_three(tmp_path, PROGRAM, {"0 begins 4": 9, "1 begins 7": 15})
+    assert ends, errors
     sizes, losses = ends[0]
     assert all(end == ends[0] for end in ends)
     assert sizes[:5] == [3, 3, 3, 3, 2]

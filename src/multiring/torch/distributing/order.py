@@ -12,12 +12,11 @@ from typing import Any, cast
 
 from torch.utils.data import Sampler
 
-from multiring._frontend.errors import MismatchInternalError
 from multiring._frontend.lifecycle import rank, size
 from multiring._frontend.object_collectives import broadcast_object
 from multiring.data import merge_batches, shard_batch
 from multiring.data.shares import positions_by_counts
-from multiring.errors import ArgumentError
+from multiring.torch.distributing.draws import raise_failure_of_rank_0, require_indices, words_of_failure
 from multiring.torch.distributing.passes import PassRecord
 
 # Rank 0 draws and broadcasts this many batches at once. That keeps messages few, and still allows a sampler that never
@@ -110,13 +109,10 @@ def _told_by_rank_0(draw: Any) -> Iterator[list[Any]]:
     source = draw() if rank() == 0 else iter(())
     while True:
         batches, failure, is_last = _block(source)
-        told = f"{type(failure).__name__}: {failure}" if failure is not None else ""
-        batches, told, is_last = broadcast_object((batches, told, is_last), 0, name="distribute.batches")
+        block = batches, words_of_failure(failure), is_last
+        batches, told, is_last = broadcast_object(block, 0, name="distribute.batches")
         yield from batches
-        if failure is not None:
-            raise failure
-        if told:
-            raise MismatchInternalError(f"distribute: rank 0 could not draw the next batch, and raised this: {told}")
+        raise_failure_of_rank_0(failure, told, "the next batch")
         if is_last:
             return
 
@@ -126,8 +122,7 @@ def _block(source: Iterator[list[Any]]) -> tuple[list[list[Any]], Exception | No
     batches: list[list[Any]] = []
     try:
         for batch in islice(source, AHEAD):
-            if not batch:
-                raise ArgumentError("the loader's batch sampler drew a batch without indices; want one at least")  # noqa: TRY301 -- broadcast to the other ranks like any other
+            require_indices(batch)
             batches.append(batch)
     except Exception as error:  # noqa: BLE001 -- raised once all ranks have used the batches before it
         return batches, error, True

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from multiring._frontend.errors import MismatchInternalError
 from multiring._frontend.lifecycle import rank
 from multiring._frontend.object_collectives import broadcast_object
 from multiring.errors import ArgumentError
+from multiring.torch.distributing.draws import raise_failure_of_rank_0, require_indices, words_of_failure
 
 Batches = tuple[tuple[Any, ...], ...]
 _FORMAT = 1
@@ -88,12 +88,10 @@ class PassRecord:
                 _require_batches(batches, self._most)
             except Exception as error:  # noqa: BLE001 -- raised when the other ranks know of it
                 failure = error
-        told = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        told, batches, random = broadcast_object((told, batches, self._states()), 0, name="distribute.pass")
-        if failure is not None:
-            raise failure
-        if told:
-            raise MismatchInternalError(f"distribute: rank 0 could not draw the pass, and raised this: {told}")
+        told, batches, random = broadcast_object(
+            (words_of_failure(failure), batches, self._states()), 0, name="distribute.pass"
+        )
+        raise_failure_of_rank_0(failure, told, "the pass")
         self._batches, self._done, self._random = batches, 0, random
 
     def _states(self) -> list[Any]:
@@ -167,8 +165,8 @@ def _require_batches(batches: Batches, most: int) -> None:
             f"the loader's batch sampler drew more than {most} batches in a pass, {_MOST_TIMES} times as many as its "
             "length: want a sampler that ends, because a pass is drawn as a whole if a state keeps the loader's place"
         )
-    if not all(batches):
-        raise ArgumentError("the loader's batch sampler drew a batch without indices; want one at least")
+    for each in batches:
+        require_indices(each)
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
