@@ -117,7 +117,7 @@ KNOWN_BY = {
     "vision/formats/yolo.py::write_yolo": OWN_FOLDER,
     "vision/labelling/frames.py::make_frames": f"{OWN_FOLDER}, of a random name; put where nothing is",
     "vision/labelling/proposing.py::propose": "a file of proposals, by place and name; it adds lines",
-    "vision/predicting/part_files.py::PartFolder._locked": "the lock's file, which it opens and does not cut",
+    "vision/predicting/part_files.py::PartFolder._try_lock": "the lock's file, which it opens and does not cut",
     "vision/predicting/part_files.py::PartFolder.release": "the lock's file, if nothing else is in the folder",
     "vision/predicting/part_files.py::_named": "put where nothing is: it makes the name first, alone",
     "vision/predicting/part_files.py::PartFolder.remove": "parts by their names, in the folder of a job",

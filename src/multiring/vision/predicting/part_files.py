@@ -74,26 +74,31 @@ class PartFolder:
     def _locked(self) -> int:
         """Return the descriptor of the folder's lock, which the kernel releases if the process is killed."""
         deadline = time.monotonic() + _PATIENCE_S
-        path = self.folder / _LOCK
-        while True:
-            self.folder.mkdir(exist_ok=True)
-            try:
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # the other job has ended just now, and has removed its folder
-                continue
-            is_ours = True
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                is_ours = error.errno not in _LOCKED  # a file system without locks
-            if is_ours and _is_at(file, path):
-                return file
-            os.close(file)
+        while (file := self._try_lock()) is None:
             if time.monotonic() > deadline:
                 raise ArgumentError(
                     f"another prediction writes to {str(self._out)!r}: wait for its end, or give another --out"
                 )
             time.sleep(0.05)
+        return file
+
+    def _try_lock(self) -> int | None:
+        """Return the descriptor of the lock; None if another job has it, or has removed the folder just now."""
+        path = self.folder / _LOCK
+        self.folder.mkdir(exist_ok=True)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return None
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            is_ours = error.errno not in _LOCKED  # a file system without locks
+        if is_ours and _is_at(file, path):
+            return file
+        os.close(file)
+        return None
 
     def release(self) -> None:
         """Give the lock back. The parts stay; a folder without any is removed."""
