@@ -32,6 +32,16 @@ ma.init()
 random.seed(born)
 
 
+copies = []
+
+
+def wait_for_copies():
+    # A rank that dies before its copy has come to its holder takes its last commit with it.
+    for each in copies:
+        each.finish()
+    ma.allreduce(np.zeros(1))
+
+
 def act(where):
     number = acts.get(f"{{born}} {{where}}")
     if number is not None:
@@ -48,6 +58,7 @@ def divided_anew(values, change):
 
 
 def keep(self, *, keep=PeerCopies.keep, **words):
+    copies[:] = [self]
     act(f"keeps {{state.step}}")
     keep(self, **words)
     act(f"sends {{state.step}}")
@@ -66,6 +77,9 @@ state = elastic.ObjectState(
 def train(state):
     while state.step < {steps} or most and state.sizes[-3:] != [most] * 3:
         act(f"begins {{state.step}}")
+        if any(where.endswith(f" copied {{state.step}}") for where in acts):
+            wait_for_copies()
+            act(f"copied {{state.step}}")
         at = (7 * state.step + ma.rank()) % 100
         gradient = np.asarray(ma.allreduce((samples[at] @ state.weights - wanted[at]) * samples[at]))
         state.moments = 0.9 * state.moments + gradient[part(ma.rank(), ma.size())]
@@ -117,7 +131,7 @@ def drawn(born: int, count: int) -> list[float]:
 
 CASES: dict[str, tuple[dict[str, int], list[int], int]] = {
     # acts, the numbers of ranks of the first steps, and the length of each rank's own state that only weigh
-    "one after the other": ({"0 begins 3": KILL, "2 begins 6": KILL}, [3] * 3 + [2] * 3 + [1] * 6, 1),
+    "one after the other": ({"0 copied 3": KILL, "2 copied 6": KILL}, [3] * 3 + [2] * 3 + [1] * 6, 1),
     "before a copy is sent": ({"1 keeps 5": KILL}, [3] * 4 + [2] * 8, 1),
     "while a copy is sent": ({"1 sends 5": KILL}, [3] * 4, 1_000_000),
     "hands over and leaves": ({"0 begins 4": TERM, "1 begins 7": TERM}, [3] * 5 + [2] * 3 + [1] * 4, 1),
