@@ -45,7 +45,6 @@ class RunningServer:
             found = b""
             try:
                 connection.sendall(data)
-                connection.shutdown(socket.SHUT_WR)
                 while chunk := connection.recv(1 << 16):
                     found += chunk
             except (TimeoutError, ConnectionError):

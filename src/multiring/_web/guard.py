@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from multiring._web.loopback import is_loopback
+from multiring._web.loopback import is_loopback, name_in
 from multiring.errors import ArgumentError
 
 MOST_BYTES = 32 << 20  # of a request's body, by default: the masks of a large picture
@@ -157,10 +157,7 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        name, _, port = host.lower().rpartition(":") if not host.endswith("]") else (host.lower(), "", "")
-        if not name or not port.isdecimal():
-            name = host.lower()
-        name = name.strip("[]") if name.startswith("[") else name
+        name = name_in(host)
         if name in self._names:
             return True
         try:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from multiring._version import VERSION
 from multiring._web.bearer_tokens import BearerTokens
-from multiring._web.loopback import is_loopback
+from multiring._web.loopback import is_loopback, name_in
 from multiring._web.openmetrics import CONTENT_TYPE
 from multiring.data.readers.limits import Limits
 from multiring.errors import DataError
@@ -194,12 +194,14 @@ class InferenceServer:
         return _json({"error": text}, status=error.status_code, headers=dict(error.headers or {}))
 
     def _require_host(self, request: Request) -> None:
-        try:
-            host = request.url.hostname or ""
-        except ValueError:
-            raise RequestError(BAD_REQUEST, "the header Host is malformed") from None
-        if self._only_local_names and not is_loopback(host):
-            raise RequestError(FORBIDDEN, f"Host {host[:100]!r}: want localhost; other names need --tokens")
+        told = request.headers.get("host")
+        if told is None:  # HTTP/1.0: no browser, so no page of another site
+            return
+        name = name_in(told)
+        if not name:
+            raise RequestError(BAD_REQUEST, f"the header Host {told[:100]!r} is malformed: want NAME or NAME:PORT")
+        if self._only_local_names and not is_loopback(name):
+            raise RequestError(FORBIDDEN, f"Host {name[:100]!r}: want localhost; other names need --tokens")
 
     def _require_token(self, request: Request) -> None:
         if self._tokens is None or not self._tokens.accepts(request.headers.get("authorization", "")):
