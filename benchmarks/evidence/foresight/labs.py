@@ -7,6 +7,8 @@ time in one building is predicted with the constants that were probed in the oth
 building that grades it. Repeatability is the relative difference of a plan's two times. Each building is a line of the
 file, and is left out if it is there; the summary is that of all lines with this seed. Sums whose bytes per link are
 between 1/4 and 8 token buckets of the lab are listed and do not count: how full the buckets are decides their times.
+Nor do those during which less than a quarter of this machine's cores was idle: all hosts of a lab share its cores, so
+their ranks waited for a core, and hosts of their own would not.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from multiring.lab.network import burst_bytes
 
 KIB, MIB = 2**10, 2**20
 MOST_RANKS = 8
+LEAST_IDLE = 0.25  # of the cores of the machine that has the lab
 APART = 1.1  # plans whose times differ by more than this have an order
 
 
@@ -72,11 +75,15 @@ def plans_of(word: dict[str, Any]) -> dict[str, tuple[float, float]]:
     }
 
 
-def is_excluded(lab: str, size_bytes: int) -> bool:
-    """Return whether a sum's bytes per link are between 1/4 and 8 token buckets, on some kind of link of the lab.
+def is_excluded(lab: str, words: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the times of a sum in a lab, one word for each building, do not count.
 
-    The bytes are those that a host must send in any plan: 2 (hosts - 1) / hosts of the sum.
+    They do not if cores were short, or if the sum's bytes per link are between 1/4 and 8 token buckets, on some kind of
+    link. The bytes are those that a host must send in any plan: 2 (hosts - 1) / hosts of the sum.
     """
+    if any(median(word["plans"][0]["idle"]) < LEAST_IDLE for word in words):
+        return True
+    size_bytes = words[0]["size"]
     options = dict(zip(*[iter(lab.split())] * 2, strict=True))
     hosts = int(options["--hosts"])
     rates = [parse_rate(options[name]) for name in ("--link", "--rail", "--uplink") if name in options]
@@ -91,7 +98,7 @@ def pairs_of(records: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str,
         by_lab.setdefault(each["lab"], []).append(each)
     for one, other in (each for each in by_lab.values() if len(each) == 2):
         for first, second in zip(one["words"], other["words"], strict=True):
-            if is_excluded(one["lab"], first["size"]):
+            if is_excluded(one["lab"], (first, second)):
                 continue
             yield first["size"], plans_of(first), plans_of(second)
             yield first["size"], plans_of(second), plans_of(first)
@@ -116,8 +123,11 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
         return "no lab was built twice yet"
     errors.sort()
     tau = (right - wrong) / max(1, right + wrong)
-    sums = {(each["lab"], word["size"]) for each in records for word in each["words"]}
-    excluded = sorted(each for each in sums if is_excluded(*each))
+    sums: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for each in records:
+        for word in each["words"]:
+            sums.setdefault((each["lab"], word["size"]), []).append(word)
+    excluded = sorted(key for key, words in sums.items() if is_excluded(key[0], words))
     listed = "".join(f"\n  {lab}: {size} bytes" for lab, size in excluded)
     return (
         f"{len(errors)} predictions: median error {median(errors):.1%}, 95th percentile "

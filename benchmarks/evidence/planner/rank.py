@@ -3,7 +3,7 @@
     python rank.py FOLDER plans SIZE,...
 
 For each size, rank 0 sends a report to FOLDER/words. It holds the chosen plan and the other candidates, each with its
-time in every turn.
+time in every turn and the share of the machine's cores that was idle meanwhile.
 """
 
 import statistics
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil  # type: ignore[import-untyped] # it has no annotations
 from benchmarks.evidence.jobs.rank import tell
 
 import multiring
@@ -38,9 +39,9 @@ def main() -> None:
         task = Task(collective=Collective.ALL_REDUCE, size_bytes=int(size))
         chosen = cheapest(task, topology)
         plans = [chosen, *contenders(task, topology, chosen)]
-        seconds = measure(group, task, plans)
+        turns = measure(group, task, plans)
         if group.rank == 0:
-            words = [word_of(*each) for each in zip(plans, seconds, strict=True)]
+            words = [word_of(*each) for each in zip(plans, turns, strict=True)]
             tell(Path(folder), size=int(size), topology=text_of(topology), plans=words)
     group.barrier()
 
@@ -69,8 +70,8 @@ def kind_of(plan: Plan) -> tuple[object, ...]:
     return plan.schedule.algorithm, plan.schedule.grid, plan.schedule.shares
 
 
-def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[float]]:
-    """Return the seconds of a call of each plan on the slowest rank, for each turn.
+def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[tuple[float, float]]]:
+    """Return what `run` measured of each plan, for each turn.
 
     Every other turn runs in reverse order. The fastest of many plans is partly the luckiest, so the chosen plan and its
     rivals get additional turns.
@@ -78,19 +79,19 @@ def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[
     array = group.allocate(task.size_bytes // 4, "float32")
     array[...] = 0
     run(group, task, plans[0], array, max(1, round(DRAIN_S / plans[0].predicted_seconds)))
-    seconds: list[list[float]] = [[] for _ in plans]
+    turns: list[list[tuple[float, float]]] = [[] for _ in plans]
     among = list(range(len(plans)))
     for turn in range(TURNS + AGAIN_TURNS):
         if turn == TURNS:
-            medians = [statistics.median(each) for each in seconds]
+            medians = [statistics.median(took for took, _ in each) for each in turns]
             faster = [index for index in among[1:] if medians[index] < NEARLY * medians[0]]
             among = [0, *sorted(faster, key=medians.__getitem__)[:RIVALS]]
             if len(among) == 1:
                 break
         for index in among if turn % 2 == 0 else reversed(among):
             calls = min(max(round(TIMED_S / plans[index].predicted_seconds), LEAST_CALLS), MOST_CALLS)
-            seconds[index].append(run(group, task, plans[index], array, calls))
-    return seconds
+            turns[index].append(run(group, task, plans[index], array, calls))
+    return turns
 
 
 def run(
@@ -99,21 +100,26 @@ def run(
     plan: Plan,
     array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
     calls: int,
-) -> float:
-    """Return the seconds per call of `plan` over `calls` calls, after an untimed call."""
+) -> tuple[float, float]:
+    """Return the seconds of a call of `plan` on the slowest rank, and the share of the machine's cores that was idle.
+
+    Both are means over `calls` calls, after an untimed call.
+    """
     group.pin(task, plan)
     group.all_reduce(array)
     group.barrier()
+    psutil.cpu_times_percent()  # from now
     begin = time.perf_counter()
     for _ in range(calls):
         group.all_reduce(array)
     taken = np.array([(time.perf_counter() - begin) / calls])
+    idle = psutil.cpu_times_percent().idle / 100
     group.all_reduce(taken, "max")
-    return float(taken[0])
+    return float(taken[0]), idle
 
 
-def word_of(plan: Plan, seconds: list[float]) -> dict[str, object]:
-    """Return a plan and its times as a JSON object."""
+def word_of(plan: Plan, turns: list[tuple[float, float]]) -> dict[str, object]:
+    """Return a plan and what was measured of it as a JSON object."""
     schedule = plan.schedule
     return {
         "algorithm": schedule.algorithm,
@@ -121,7 +127,8 @@ def word_of(plan: Plan, seconds: list[float]) -> dict[str, object]:
         "shares": schedule.shares,
         "segment_bytes": plan.segment_bytes,
         "predicted_s": plan.predicted_seconds,
-        "seconds": seconds,
+        "seconds": [took for took, _ in turns],
+        "idle": [idle for _, idle in turns],
     }
 
 
