@@ -29,7 +29,10 @@ from benchmarks.evidence.planner.main import JOB_S, RANK
 from multiring.lab import parse_rate
 from multiring.lab.network import burst_bytes
 
-KIB, MIB = 2**10, 2**20
+Plans = dict[str, tuple[float, float]]  # by the plan, its predicted and its measured seconds
+
+KIB = 2**10
+BUILDINGS = 2  # of each lab
 MOST_RANKS = 8
 LEAST_IDLE = 0.25  # of the cores of the machine that has the lab
 APART = 1.1  # plans whose times differ by more than this have an order
@@ -66,7 +69,7 @@ def built(lab: str, sizes: Sequence[int]) -> list[dict[str, Any]]:
         return list(job.heard)
 
 
-def plans_of(word: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def plans_of(word: dict[str, Any]) -> Plans:
     """Return the predicted and the measured seconds of each plan, by the plan."""
     keys = ("algorithm", "grid", "shares", "segment_bytes")
     return {
@@ -75,65 +78,70 @@ def plans_of(word: dict[str, Any]) -> dict[str, tuple[float, float]]:
     }
 
 
-def is_excluded(lab: str, words: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the times of a sum in a lab, one word for each building, do not count.
+def why_excluded(lab: str, words: Sequence[dict[str, Any]]) -> str:
+    """Return why the times of a sum in a lab, one word for each building, do not count; "" if they do.
 
-    They do not if cores were short, or if the sum's bytes per link are between 1/4 and 8 token buckets, on some kind of
-    link. The bytes are those that a host must send in any plan: 2 (hosts - 1) / hosts of the sum.
+    The bytes per link are those that a host must send in any plan: 2 (hosts - 1) / hosts of the sum.
     """
-    if any(median(word["plans"][0]["idle"]) < LEAST_IDLE for word in words):
-        return True
-    size_bytes = words[0]["size"]
     options = dict(zip(*[iter(lab.split())] * 2, strict=True))
     hosts = int(options["--hosts"])
     rates = [parse_rate(options[name]) for name in ("--link", "--rail", "--uplink") if name in options]
-    sent_bytes = 2 * (hosts - 1) / hosts * size_bytes
-    return any(burst_bytes(rate) / 4 < sent_bytes < 8 * burst_bytes(rate) for rate in rates)
+    sent_bytes = 2 * (hosts - 1) / hosts * words[0]["size"]
+    if any(burst_bytes(rate) / 4 < sent_bytes < 8 * burst_bytes(rate) for rate in rates):
+        return "token buckets"
+    idle = min(median(word["plans"][0]["idle"]) for word in words)
+    return f"{idle:.0%} of the cores idle" if idle < LEAST_IDLE else ""
 
 
-def pairs_of(records: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, tuple[float, float]], Any]]:
-    """Yield (size, plans in the one building, plans in the other) in both directions."""
-    by_lab: dict[str, list[dict[str, Any]]] = {}
-    for each in records:
-        by_lab.setdefault(each["lab"], []).append(each)
-    for one, other in (each for each in by_lab.values() if len(each) == 2):
-        for first, second in zip(one["words"], other["words"], strict=True):
-            if is_excluded(one["lab"], (first, second)):
-                continue
-            yield first["size"], plans_of(first), plans_of(second)
-            yield first["size"], plans_of(second), plans_of(first)
+def errors_of(predicted: Plans, measured: Plans) -> tuple[float, float] | None:
+    """Return the relative error of the chosen plan's predicted time, and by how much its two measured times differ.
+
+    Returns:
+        None if the two buildings have no plan in common.
+    """
+    chosen = next((plan for plan in predicted if plan in measured), None)
+    if chosen is None:
+        return None
+    expected, before = predicted[chosen]
+    return abs(expected / measured[chosen][1] - 1), abs(before / measured[chosen][1] - 1)
+
+
+def ordered(predicted: Plans, measured: Plans) -> Iterator[bool]:
+    """Yield for each pair of plans whose measured times differ clearly whether their order was predicted."""
+    for a, b in combinations([plan for plan in predicted if plan in measured], 2):
+        ratio = measured[a][1] / measured[b][1]
+        if max(ratio, 1 / ratio) > APART:
+            yield (predicted[a][0] < predicted[b][0]) == (ratio < 1)
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Return the errors of the chosen plans, the repeatability, and the order of plans."""
-    errors, differences, right, wrong = [], [], 0, 0
-    for _, predicted, measured in pairs_of(records):
-        common = [plan for plan in predicted if plan in measured]
-        if not common:
-            continue
-        chosen = common[0]
-        errors.append(abs(predicted[chosen][0] / measured[chosen][1] - 1))
-        differences.append(abs(predicted[chosen][1] / measured[chosen][1] - 1))
-        for a, b in combinations(common, 2):
-            ratio = measured[a][1] / measured[b][1]
-            if max(ratio, 1 / ratio) > APART:
-                is_right = (predicted[a][0] < predicted[b][0]) == (ratio < 1)
-                right, wrong = right + is_right, wrong + (not is_right)
-    if not errors:
-        return "no lab was built twice yet"
-    errors.sort()
-    tau = (right - wrong) / max(1, right + wrong)
     sums: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for each in records:
         for word in each["words"]:
             sums.setdefault((each["lab"], word["size"]), []).append(word)
-    excluded = sorted(key for key, words in sums.items() if is_excluded(key[0], words))
-    listed = "".join(f"\n  {lab}: {size} bytes" for lab, size in excluded)
+    counted, orders, listed = [], [], []
+    twice = {key: words for key, words in sums.items() if len(words) == BUILDINGS}
+    for (lab, size_bytes), words in twice.items():
+        one, other = map(plans_of, words)
+        directions = (one, other), (other, one)
+        errors = [found for each in directions if (found := errors_of(*each)) is not None]
+        why = why_excluded(lab, words)
+        if why:
+            told = ", ".join(f"{error:.1%}" for error, _ in errors)
+            listed.append(f"\n  {lab}: {size_bytes} bytes ({why}): errors {told}")
+            continue
+        counted += errors
+        orders += [is_right for each in directions for is_right in ordered(*each)]
+    if not counted:
+        return "no sum that counts was timed in two buildings yet"
+    sorted_errors = sorted(error for error, _ in counted)
+    tau = (2 * sum(orders) - len(orders)) / max(1, len(orders))
     return (
-        f"{len(errors)} predictions: median error {median(errors):.1%}, 95th percentile "
-        f"{errors[int(0.95 * (len(errors) - 1))]:.1%}; repeatability {median(differences):.1%}; "
-        f"Kendall's tau {tau:.2f} of {right + wrong} pairs of plans\n"
-        f"{len(excluded)} of {len(sums)} sums excluded:{listed}"
+        f"{len(counted)} predictions: median error {median(sorted_errors):.1%}, 95th percentile "
+        f"{sorted_errors[int(0.95 * (len(counted) - 1))]:.1%}; repeatability {median(apart for _, apart in counted):.1%}; "
+        f"Kendall's tau {tau:.2f} of {len(orders)} pairs of plans\n"
+        f"{len(listed)} of {len(twice)} sums excluded:{''.join(sorted(listed))}"
     )
 
 
@@ -148,7 +156,7 @@ def main() -> None:
     lines = arguments.file.read_text().splitlines() if arguments.file.exists() else []
     records = [each for each in map(json.loads, lines) if each["seed"] == arguments.seed]
     done = {(each["lab"], each["building"]) for each in records}
-    for building in range(2):
+    for building in range(BUILDINGS):
         for lab, sizes in labs_of(arguments.seed, arguments.labs):
             if (lab, building) in done:
                 continue
