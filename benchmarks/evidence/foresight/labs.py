@@ -136,10 +136,11 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     if not counted:
         return "no sum that counts was timed in two buildings yet"
     sorted_errors = sorted(error for error, _ in counted)
+    repeatability = median(apart for _, apart in counted)
     tau = (2 * sum(orders) - len(orders)) / max(1, len(orders))
     return (
         f"{len(counted)} predictions: median error {median(sorted_errors):.1%}, 95th percentile "
-        f"{sorted_errors[int(0.95 * (len(counted) - 1))]:.1%}; repeatability {median(apart for _, apart in counted):.1%}; "
+        f"{sorted_errors[int(0.95 * (len(counted) - 1))]:.1%}; repeatability {repeatability:.1%}; "
         f"Kendall's tau {tau:.2f} of {len(orders)} pairs of plans\n"
         f"{len(listed)} of {len(twice)} sums excluded:{''.join(sorted(listed))}"
     )
