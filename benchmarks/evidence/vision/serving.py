@@ -238,8 +238,8 @@ def load(share: int) -> Iterator[Claim]:
     spread = (max(means) - min(means)) / min(means)
     yield Claim(
         text=f"{minutes:g} minutes of full load, pictures of {len(sizes)} sizes: memory of the second half within 5 %",
-        figure=f"{answers} answers, means of tenths of it {min(means):.0f} to {max(means):.0f} MB, {spread:.1%}; samples "
-        f"{min(late):.0f} to {max(late):.0f} MB; statuses {statuses}",
+        figure=f"{answers} answers, means of its tenths {min(means):.0f} to {max(means):.0f} MB, {spread:.1%}; "
+        f"samples {min(late):.0f} to {max(late):.0f} MB; statuses {statuses}",
         holds=spread <= _MEMORY and statuses == {200},
     )
 
