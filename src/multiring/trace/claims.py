@@ -4,8 +4,6 @@ A rank locks its part while it records. So another job with the same path detect
 first job has only just begun.
 """
 
-import errno
-import fcntl
 import gzip
 import json
 import os
@@ -13,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from multiring._file_locks import try_lock
 from multiring.errors import ArgumentError
 
 HEAD = '{"traceEvents":[\n'  # the beginning of a timeline's file
@@ -173,14 +172,8 @@ def _require_part(file: int, path: Path) -> None:
 
 
 def _lock(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise TakenError(
-                f"another job is writing its timeline to {str(path)!r}; give this timeline another name"
-            ) from None
-        # The file system has no locks, so another job's use cannot be detected.
+    if not try_lock(file):
+        raise TakenError(f"another job is writing its timeline to {str(path)!r}; give this timeline another name")
 
 
 def _is_at(file: int, path: Path) -> bool:

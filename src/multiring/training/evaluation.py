@@ -127,8 +127,9 @@ def _combine(model: nn.Module) -> None:
     variances = [each.running_var for each in norms if each.running_var is not None]
     if not means:
         return
-    own = torch.cat(means)
-    squares = torch.cat(variances) + own**2
+    # In float32, the squares of means that are large beside their variance would leave nothing of the variance.
+    own = torch.cat(means).double()
+    squares = torch.cat(variances).double() + own**2
     both = mt.allreduce(torch.stack([own, squares]), op=mt.Average, name="statistics")
     sizes = [len(each) for each in means]
     for target, found in zip(means, torch.split(both[0], sizes), strict=True):

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from multiring.training.devices import device_of, placed
 from multiring.training.evaluation import combine_batch_norm_statistics, evaluate, per_sample
 from multiring.training.micro_batches import micro_batches, require_equal_passes
 from multiring.training.options import TrainingOptions
+from multiring.training.progress import TrainingClock, TrainingProgress
 from multiring.training.recipe import build_recipe, steps_per_epoch
 from multiring.training.run_folder import (
     METRICS,
@@ -40,36 +40,10 @@ from multiring.training.run_folder import (
     write_report,
     write_result,
 )
+from multiring.training.speed_figures import speed_figures
 from multiring.training.task import Batch, TrainingTask
 
 Callback = Callable[[dict[str, Any]], None]
-
-
-@dataclass(slots=True)
-class TrainingProgress:
-    """The progress and the latest results of a run.
-
-    Attributes:
-        step: the number of steps so far.
-        best: the highest first score so far, or the negated lowest loss.
-        trained_s: the seconds of training, without evaluation and checkpoints.
-        waited_s: the part of `trained_s` that was spent waiting for data.
-        wall_s: the seconds with evaluation and checkpoints, over all processes of this run.
-        samples: the samples of all ranks since this process began.
-        scores: the scores by evaluation set and name, in percent.
-        losses: the mean loss of a sample by evaluation set.
-        counts: the counts by evaluation set, from which scores are computed.
-    """
-
-    step: int = 0
-    best: float = -math.inf
-    trained_s: float = 0.0
-    waited_s: float = 0.0
-    wall_s: float = 0.0
-    samples: int = 0
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, Tensor] = field(default_factory=dict)
 
 
 @contextmanager
@@ -129,7 +103,8 @@ class TrainingRun:
         self._report: Any = None
         self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
-        self._began = time.monotonic()  # excludes breaks between this run's processes
+        self._clock = TrainingClock(self.progress)
+        self._first_step = 0  # of this process
 
     def train(self) -> TrainingProgress:
         """Train to the last epoch or minute; resume if the folder holds a checkpoint.
@@ -157,10 +132,11 @@ class TrainingRun:
         if self.device.type == "cpu":  # by the host's clock, which does not see a GPU's work
             self._report = _report_of_peak(self.task, self.model, self.options)
             self._balance = mt.measure_bottleneck(self.loader)
-        self._began = time.monotonic() - self.progress.wall_s
+        self._clock.start()
         with _at_sigterm(self._ask_to_stop):  # all ranks save after the same step, and end
             stopped = self._epochs(checkpoints)
         self._settled()
+        self._clock.count()
         if not stopped:
             self.recipe.lag.flush()
             self._evaluate(checkpoints)
@@ -182,7 +158,7 @@ class TrainingRun:
                 progress.samples += self.loader.share.total
                 if self._report is not None:
                     self._report.count(self.loader.share.samples)
-                progress.trained_s += time.monotonic() - began
+                self._clock.count()
                 evaluates = progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps
                 saves = progress.step % options.save_every == 0
                 stops = self._agree(own_loss)
@@ -254,7 +230,7 @@ class TrainingRun:
         self._record(
             kind="step",
             step=step,
-            wall_s=self._wall_s(),
+            wall_s=self._clock.wall_s(),
             loss=loss,
             rate=rate,
             samples_a_second=progress.samples / seconds,
@@ -286,7 +262,7 @@ class TrainingRun:
         self._record(
             kind="evaluation",
             step=progress.step,
-            wall_s=self._wall_s(),
+            wall_s=self._clock.wall_s(),
             seconds=time.monotonic() - began,
             intervals=_by_name({name: self.task.intervals(counts) for name, counts in progress.counts.items()}),
             **{f"{name} loss": loss for name, loss in progress.losses.items()},
@@ -306,7 +282,9 @@ class TrainingRun:
 
     def _paused(self) -> AbstractContextManager[Any]:
         """Return a context whose time does not count as training."""
+        self._clock.count()
         paused = ExitStack()
+        paused.callback(self._clock.go_on)
         paused.callback(STEPS.begin_window)
         for each in (self._report, self._balance):
             if each is not None:
@@ -327,7 +305,13 @@ class TrainingRun:
         Raises:
             UnsupportedError: matplotlib is missing. result.json is written; the message says how to write the report.
         """
-        reached = self._reached()
+        has_trained = self.progress.step > self._first_step
+        reached = speed_figures(
+            self.progress,
+            self.recipe.noise,
+            self._report if has_trained else None,
+            self._balance if has_trained else None,
+        )
         if self.rank:
             return None
         progress, task = self.progress, self.task
@@ -358,34 +342,9 @@ class TrainingRun:
         mt.print_once(path)
         return path
 
-    def _reached(self) -> dict[str, Any]:
-        """Return the report's figures on speed, share of peak, and batch size; every rank calls it."""
-        progress, noise = self.progress, self.recipe.noise
-        seconds = max(progress.trained_s, 1e-9)
-        found: dict[str, Any] = {
-            "step": {
-                "steps": progress.step,
-                "seconds of training": progress.trained_s,
-                "of that waiting for data, %": 100 * progress.waited_s / seconds,
-            }
-        }
-        if self._report is not None and progress.samples:
-            found["peak"] = str(self._report.finish()).splitlines()
-        if self._balance is not None and progress.samples:
-            balance = self._balance.finish()
-            found["balance"] = [str(balance)]
-            found["step"]["exposed communication, ms a step"] = 1e3 * balance.step_s * balance.shares["wire"]
-        if noise is not None:
-            found["advice"] = [noise.report()]
-        return found
-
-    def _wall_s(self) -> float:
-        self.progress.wall_s = time.monotonic() - self._began
-        return self.progress.wall_s
-
     def _saved_values(self) -> dict[str, Any]:
         progress = self.progress
-        times = {"trained_s": progress.trained_s, "waited_s": progress.waited_s, "wall_s": self._wall_s()}
+        times = {"trained_s": progress.trained_s, "waited_s": progress.waited_s, "wall_s": self._clock.wall_s()}
         return {"best": progress.best, "batch": self.options.batch, "scored": _scored_sets(self.task), **times}
 
     def _restore(self, values: dict[str, Any]) -> None:
@@ -397,6 +356,9 @@ class TrainingRun:
         _require_scored(self.task, values.pop("scored", {}), self.folder)
         for name, value in values.items():
             setattr(self.progress, name, value)
+        self._first_step = self.progress.step
+        read = self.loader.state_dict()
+        self.progress.samples = read["epoch"] * self.task.training.order.length + read["samples"]
 
     def _ask_to_stop(self) -> None:
         self._asked_to_stop = True

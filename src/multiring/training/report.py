@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError
-from multiring.training.run_folder import METRICS, OPTIONS, PAGE, PICTURES, RESULT
+from multiring.training.run_folder import METRICS, OPTIONS, PAGE, PICTURES, RESULT, read_metrics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,7 +91,7 @@ def read(folder: Path) -> RecordedRun:
     """
     if not (folder / METRICS).exists() or not (folder / OPTIONS).exists():
         raise ArgumentError(f"{folder} has no {METRICS} and {OPTIONS}: want the folder of a run")
-    lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    lines = read_metrics(folder / METRICS)
     result = folder / RESULT
     return RecordedRun(
         options=tomllib.loads((folder / OPTIONS).read_text(encoding="utf-8")),

@@ -1,12 +1,10 @@
 """The files in the folder of a run, and the scores beside its data."""
 
-import errno
-import fcntl
 import json
-import time
 from pathlib import Path
 from typing import IO, Any
 
+from multiring._file_locks import lock_within
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError, UnsupportedError
 
@@ -14,7 +12,6 @@ OPTIONS, METRICS, RESULT, PAGE, PICTURES = "options.toml", "metrics.jsonl", "res
 LOCK = ".lock"  # locked by rank 0 of the training that writes to the folder
 BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
 
-_LOCKED = {errno.EACCES, errno.EAGAIN}
 _PATIENCE_S = 5.0  # for a killed training's rank 0, which may end a moment after its launcher
 
 
@@ -29,38 +26,51 @@ def claim(folder: Path) -> IO[bytes]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("ab")
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _LOCKED:
-                return file
-            if time.monotonic() > deadline:
-                file.close()
-                raise ArgumentError(
-                    f"another training writes to the run {str(folder)!r}: wait for its end, or give this one another "
-                    "name or folder"
-                ) from None
-            time.sleep(0.1)
-        else:
-            return file
+    if not lock_within(file, _PATIENCE_S):
+        file.close()
+        raise ArgumentError(
+            f"another training writes to the run {str(folder)!r}: wait for its end, or give this one another name or "
+            "folder"
+        )
+    return file
 
 
 def discard_metrics_after(step: int, metrics: Path) -> None:
     """Remove the metrics after `step`: a killed run wrote them after its last checkpoint, and will write them again."""
     if not metrics.exists():
         return
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    beside = metrics.with_suffix(".beside")
-    beside.write_text("".join(kept), encoding="utf-8")
-    beside.replace(metrics)
+    lines = [json.dumps(each) + "\n" for each in read_metrics(metrics) if each["step"] <= step]
+    replace_file(metrics, "".join(lines).encode(), is_ours=_is_of_run, what="the metrics of a run")
+
+
+def read_metrics(metrics: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's metrics. A last line that a killed run has cut off is left out.
+
+    Raises:
+        ArgumentError: another line is no record.
+    """
+    lines = metrics.read_text(encoding="utf-8").split("\n")
+    found = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "step" not in record:
+            raise ArgumentError(f"{str(metrics)!r}, line {number}: {line[:100]!r} is no record of a run: remove it")
+        found.append(record)
+    return found
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write the results that the report shows beside the curves."""
-    (folder / RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")
+    text = json.dumps(result, indent=1)
+    replace_file(folder / RESULT, text.encode(), is_ours=_is_of_run, what="the result of a run")
+
+
+def _is_of_run(_: bytes) -> bool:
+    """Return True: a file with this name is the run's, because its training has claimed the folder."""
+    return True
 
 
 def write_report(folder: Path | str) -> Path:

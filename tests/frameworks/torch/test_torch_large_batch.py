@@ -344,6 +344,28 @@ def test_lag_is_delayed_sgd_to_the_bit(momentum: float, dtype: torch.dtype) -> N
     assert all(torch.equal(one, each) for one, each in zip(before, model.parameters(), strict=True))
 
 
+def test_groups_that_are_added_later_follow_the_schedule() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(first.parameters(), 1.0)
+    rates = mt.schedule_learning_rate(optimizer, Warmup(4))
+
+    def step() -> list[float]:
+        second(first(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        return [group["lr"] for group in optimizer.param_groups]
+
+    step()
+    optimizer.add_param_group({"params": second.parameters(), "lr": 0.5})
+    assert step() == [0.5, 0.25]
+    state = rates.state_dict()
+    assert step() == [0.75, 0.375]
+    rates.load_state_dict(state, [])
+    assert step() == [0.75, 0.375]
+    # A checkpoint of before leaves the new group's own rate as it is.
+    rates.load_state_dict({"position": 1.0, "bases": [2.0]}, [])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.125]
+
+
 def test_the_first_lagged_step_advances_nothing() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)

@@ -129,6 +129,8 @@ def test_snapshots_of_tensors() -> None:
         torch.tensor([True, False]),
         torch.randn(3, dtype=torch.complex64),
         nn.Parameter(torch.ones(2)).detach(),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, requires_grad=True) * 2,
     ]
     outline = Outline({"tensors": tensors, "n": 3})
     array = torch.full((outline.size_bytes,), 255, dtype=torch.uint8).numpy()
@@ -139,7 +141,8 @@ def test_snapshots_of_tensors() -> None:
     for one, other in zip(tensors, found["tensors"], strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
-        other.zero_()  # it has memory of its own, which may be written
+        assert other.requires_grad == (one.requires_grad and one.is_leaf)  # a graph is not in a snapshot
+        other.detach().zero_()  # it has memory of its own, which may be written
 
 
 def test_saving_without_a_commit_keeps_all() -> None:

@@ -1,9 +1,11 @@
 """A task of a user's own under `multiring.training`: uneven batches, other numbers of ranks, wrong answers."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from multiring.training import (
     parse_options,
     run_folder,
 )
+from multiring.training.evaluation import combine_batch_norm_statistics
 from multiring.training.loop import _collated
 from multiring.training.micro_batches import require_equal_passes
 from multiring.training.options import write
@@ -68,10 +71,10 @@ class Averaged(Line):
         return super().losses(model, batch).mean()
 
 
-def train(_: Here, options: dict[str, Any]) -> tuple[int, dict[str, float]]:
+def train(_: Here, options: dict[str, Any]) -> tuple[int, dict[str, float], int]:
     run = TrainingRun(Line(), TrainingOptions(**{**COMMON, **options}))
     progress = run.train()
-    return progress.step, progress.losses
+    return progress.step, progress.losses, progress.samples
 
 
 def logged(folder: Path) -> list[tuple[float, float]]:
@@ -86,10 +89,13 @@ def test_a_training_goes_on_on_other_ranks_as_one_process_trains(tmp_path: Path)
         Line(), TrainingOptions(**{**COMMON, **options, "run": str(whole), "plain": True, "device": "cpu"})
     ).train()
     # Only 2 ranks measure the noise scale: 4 samples cannot be divided by 3, and a single rank has nothing to compare.
-    begun = [run_ranks(train, ranks, {**options, "minutes": 1e-9}, process=TORCH)[0][0] for ranks in (3, 2, 1)]
+    parts = [run_ranks(train, ranks, {**options, "minutes": 1e-9}, process=TORCH)[0] for ranks in (3, 2, 1)]
+    begun = [step for step, _, _ in parts]
     assert 0 < begun[0] < begun[1] < begun[2] < 8
+    # As the times, the samples are those of all processes: else their quotient would be too small.
+    assert [samples for _, _, samples in parts] == [min(13, 4 * step) + 4 * max(0, step - 4) for step in begun]
     found = run_ranks(train, 2, options, process=TORCH)
-    assert [step for step, _ in found] == [8, 8]
+    assert [(step, samples) for step, _, samples in found] == [(8, 26), (8, 26)]
     for line, wanted in zip(logged(moved), logged(whole), strict=True):
         assert line == pytest.approx(wanted, rel=1e-12)
     assert found[0][1] == found[1][1] == pytest.approx(alone.losses, abs=1e-6)
@@ -99,6 +105,26 @@ def test_a_training_goes_on_on_other_ranks_as_one_process_trains(tmp_path: Path)
         run_ranks(train, 2, {**options, "batch": 5}, process=TORCH)
     assert "batch=5, but the checkpoint" in str(caught.value)
     assert "2 ranks failed" in str(caught.value)
+
+
+def test_the_wait_for_a_step_s_loss_is_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes while the host waits for the loss; the time of evaluations is another one."""
+    agreed, evaluated = TrainingRun._agreed, TrainingRun._score
+
+    def slow(self: TrainingRun, *words: Any) -> str:
+        time.sleep(0.02)
+        return agreed(self, *words)
+
+    def slower(self: TrainingRun, *words: Any) -> None:
+        time.sleep(1.0)
+        evaluated(self, *words)
+
+    monkeypatch.setattr(TrainingRun, "_agreed", slow)
+    monkeypatch.setattr(TrainingRun, "_score", slower)
+    options = {**COMMON, "run": str(tmp_path / "run"), "plain": True, "device": "cpu", "epochs": 2}
+    progress = TrainingRun(Line(), TrainingOptions(**options)).train()
+    assert progress.trained_s >= 8 * 0.02
+    assert progress.wall_s - progress.trained_s >= 2.0
 
 
 def test_a_run_too_short_to_log_a_step_has_a_report(tmp_path: Path) -> None:
@@ -195,6 +221,48 @@ def test_batch_norms_over_ranks_refuse_batches_that_leave_a_rank_without_a_micro
     fit = [(5, 10, 2, 2), (4, 12, 2, 2), (16, 16, 16, 1), (4, 14, 2, 1), (1, 13, 1, 1)]
     assert [told(*each) for each in fit] == [""] * len(fit)
     assert told(8, 16, 16, 1, nn.BatchNorm1d(1)) == ""
+
+
+def statistics(here: Here) -> tuple[float, float]:
+    mt.init()
+    norm = nn.BatchNorm1d(1)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.fill_(1000 + 0.25 * here.rank)
+    norm.running_var.fill_(0.01)
+    combine_batch_norm_statistics(norm, 2)
+    return float(norm.running_mean), float(norm.running_var)
+
+
+def test_variances_beside_large_means_are_combined_exactly() -> None:
+    wanted = pytest.approx((1000.125, 0.01 + 0.125**2), rel=1e-6)
+    assert run_ranks(statistics, 2, process=TORCH) == [wanted, wanted]
+
+
+def test_the_metrics_of_a_killed_run_are_read_up_to_the_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": NaN}\n{"step": 2}\n{"st', encoding="utf-8")
+    assert [each["step"] for each in run_folder.read_metrics(path)] == [1, 2]
+    run_folder.discard_metrics_after(1, path)
+    assert path.read_text(encoding="utf-8") == '{"step": 1, "loss": NaN}\n'
+    path.write_text('{"step": 1}\n{"st\n{"step": 2}\n', encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"metrics.jsonl', line 2: '{\"st' is no record of a run: remove it"):
+        run_folder.discard_metrics_after(1, path)
+
+
+def test_a_write_of_the_result_that_fails_leaves_the_former_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder.write_result(tmp_path, {"program": "former"})
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run_folder.write_result(tmp_path, {"program": "new"})
+    assert json.loads((tmp_path / "result.json").read_text(encoding="utf-8")) == {"program": "former"}
+    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

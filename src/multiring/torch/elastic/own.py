@@ -107,12 +107,13 @@ def _view(value: Any) -> Any:
         return NotImplemented
     data = value.detach().cpu().contiguous().resolve_neg()
     memory: Any = data.reshape(-1).view(torch.uint8).numpy()
-    return _tensor, (pickle.PickleBuffer(memory), dtype_name(value.dtype), tuple(value.shape), str(value.device))
+    form = dtype_name(value.dtype), tuple(value.shape), str(value.device), value.requires_grad and value.is_leaf
+    return _tensor, (pickle.PickleBuffer(memory), *form)
 
 
-def _tensor(memory: Any, dtype: str, shape: tuple[int, ...], device: str) -> Tensor:
+def _tensor(memory: Any, dtype: str, shape: tuple[int, ...], device: str, is_trained: bool) -> Tensor:  # noqa: FBT001 -- from a pickle
     flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-    return flat.view(dtype_of(dtype)).view(shape).to(device)
+    return flat.view(dtype_of(dtype)).view(shape).to(device).requires_grad_(is_trained)
 
 
 add_viewer(_view)

@@ -52,11 +52,14 @@ class RateSchedule:
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
         """Restore the position and the base learning rates."""
-        self.position, self._bases = state["position"], list(state["bases"])
+        self.position, bases = state["position"], state["bases"]
+        self._bases[: len(bases)] = bases
         self._set()
 
     def _set(self) -> None:
-        for group, base in zip(self._optimizer.param_groups, self._bases, strict=False):
+        groups = self._optimizer.param_groups
+        self._bases += [float(group["lr"]) for group in groups[len(self._bases) :]]  # groups that were added since
+        for group, base in zip(groups, self._bases, strict=False):
             group["lr"] = base * self._rule(self.position) * self.gain
 
 
@@ -66,7 +69,8 @@ def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: LearningRateS
         mt.schedule_learning_rate(optimizer, Warmup(500) * Cosine(10_000))
 
     The training loop needs no further call. Steps without a gradient do not count: the first step with gradient lag,
-    and steps that overflowed. The schedule is saved with the optimizer's state.
+    and steps that overflowed. The schedule is saved with the optimizer's state. Parameter groups that are added later
+    follow it, too.
 
     Args:
         optimizer: a plain or distributed optimizer. Call this after `distribute`, which may scale the learning rates.
