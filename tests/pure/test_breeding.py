@@ -35,6 +35,8 @@ def test_the_worst_copy_the_best() -> None:
     assert changes([math.nan] * 4) == {}
     assert changes([1.0]) == {}
     assert changes([5.0, 1.0, 2.0], quantile=0.5) == {0: 1}
+    # Of 100 members, 0.29 are 29, although their product is a little less.
+    assert len(changes([float(each) for each in range(100)], quantile=0.29)) == 29
     for seed in range(50):  # nobody is both copied and changed
         found = changes([Random(seed + each).random() for each in range(9)], quantile=0.5)  # noqa: S311
         assert len(found) == 4

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,6 +198,14 @@ def test_lines_of_fields() -> None:
         ("loss {value}", "loss inf", (None, math.inf)),
         ("{} acc={value}%", "val (x) acc=99.5%", (None, 99.5)),
         ("f(x) {value}", "f(x) 2", (None, 2.0)),
+        ("loss {value}", "loss 0,53", None),
+        ("loss {value}", "loss 1,234.5", None),
+        ("{value}", "-0,53", None),
+        ("{value}", "1.2.3", None),
+        ("{} is {}{value}", "the loss is now 0,53", None),
+        ("loss {value}", "loss 3, 4 s", (None, 3.0)),
+        ("loss {value}", "loss 0.25,0.91", (None, 0.25)),
+        ("{step},{value},{}", "3,1,0.91", (3, 1.0)),
     ],
 )
 def test_lines_of_scripts(pattern: str, line: str, found: tuple[int | None, float] | None) -> None:
@@ -234,6 +243,16 @@ def test_the_line_of_report(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ({"value": "low", "step": 1}, {"value": 1.0, "step": -1}, {"value": 1.0, "step": 0.5}):
         with pytest.raises(ArgumentError, match="want a"):
             report(**copy.copy(wrong))
+
+
+def test_messages_about_a_storage_have_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiring.trials import page  # noqa: PLC0415 -- Optuna is an extra
+
+    none = SimpleNamespace(get_all_studies=list)
+    monkeypatch.setattr(page, "opened", lambda _: (none, None))
+    with pytest.raises(ArgumentError, match=r"user:\.\.\.@host/studies' has the studies \[\]") as raised:
+        page.write_page("postgresql://user:hidden@host/studies", None, tmp_path / "page.html")
+    assert "hidden" not in str(raised.value)
 
 
 def test_values_that_a_page_shows_are_json(tmp_path: Path) -> None:

@@ -42,7 +42,10 @@ def test_forms_of_a_space() -> None:
     ("wanted", "told"),
     [
         ([], "at least one|one or more"),
-        ([1, 1], "a choice twice"),
+        ([1, 1], "a choice twice, 1"),
+        ([True, 1], "it has True and 1, which are equal"),
+        ([None, 0, "0", False], "it has 0 and False, which are equal"),
+        (optuna.distributions.CategoricalDistribution([2, 2.0]), "it has 2 and 2.0, which are equal"),
         ([(1, 2)], "tuple"),
         ("relu", "type str"),
         (3, "type int"),

@@ -132,7 +132,16 @@ def test_ends_are_states_with_reasons_and_the_best_is_judged_once(tmp_path: Path
     code, text = run(tmp_path)  # all is there: nothing is run again
     assert code == 0
     assert both.replace("judged:", "judged, by an earlier run of this command:") in text
+    assert "earlier trials" not in text
     assert len((tmp_path / "pids").read_text().split()) == started
+    # Figures of other lines are other figures.
+    table = KINDS.replace('result = "test loss', 'result = "epoch 0: loss').replace("{step}: loss", "{step}:  loss")
+    (tmp_path / "study.toml").write_text(table)
+    code, text = run(tmp_path)
+    assert code == 0
+    assert "trained again and judged: mean 1.04 (seed 1: 1.04; seed 2: 1.04; seed 3: 1.04)" in text
+    assert "earlier trials of the study 'study' reported by other lines: ['epoch {step}: loss {value}', '']" in text
+    assert "now ['epoch {step}:  loss {value}', '']" in text
 
 
 def test_parameters_and_prunes_are_those_of_optuna_alone(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def changes_after(
         return math.inf if math.isnan(value) else sign * value, member
 
     order = sorted(values, key=rank_of)
-    count = min(max(1, int(rules.quantile * len(order))), len(order) // 2)
+    # Rounded, because 0.29 * 100 is a little less than 29.
+    count = min(max(1, int(round(rules.quantile * len(order), 9))), len(order) // 2)
     best, worst = order[:count], order[len(order) - count :]
     changes = {}
     for member in sorted(worst):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError
 from multiring.trials.command.words import command_line
-from multiring.trials.storage import COMMAND, JUDGED, RANKS, REASON, opened
+from multiring.trials.storage import COMMAND, JUDGED, RANKS, REASON, opened, shown_storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,9 @@ def write_page(storage: str, name: str | None, output: Path | None) -> Path:
     found, _ = opened(storage)
     names = [each.study_name for each in found.get_all_studies()]
     if name is None and len(names) != 1:
-        raise ArgumentError(f"storage {storage!r} has the studies {names}; want --name NAME with one of them")
+        raise ArgumentError(
+            f"storage {shown_storage(storage)} has the studies {names}; want --name NAME with one of them"
+        )
     if name is not None and name not in names:
         raise ArgumentError(f"--name {name!r}: the storage has the studies {names}")
     study = optuna.load_study(study_name=name or names[0], storage=found)

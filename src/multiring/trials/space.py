@@ -44,19 +44,31 @@ def _distribution(wanted: Any) -> "BaseDistribution":
     from optuna import distributions  # noqa: PLC0415 -- only the rank that holds the study needs Optuna
 
     if isinstance(wanted, distributions.BaseDistribution):
+        _require_different(getattr(wanted, "choices", ()))
         return wanted
     if isinstance(wanted, Mapping):
         return _range(wanted, distributions)
     if isinstance(wanted, str) or not isinstance(wanted, Sequence):
         raise TypeError(f"it is of type {type(wanted).__name__}")
-    if len({repr(each) for each in wanted}) < len(wanted):
-        raise ValueError("it has a choice twice")
+    _require_different(wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a choice that no storage can keep
         try:
             return distributions.CategoricalDistribution(list(wanted))
         except Warning as error:
             raise ValueError(str(error)) from None
+
+
+def _require_different(choices: Sequence[Any]) -> None:
+    """Raise ValueError if Optuna would take one choice for another one: it compares them, and True equals 1."""
+    for number, each in enumerate(choices):
+        for other in choices[:number]:
+            if repr(each) == repr(other):
+                raise ValueError(f"it has a choice twice, {each!r}")
+            if each == other:
+                raise ValueError(
+                    f"it has {other!r} and {each!r}, which are equal, so that only the first would be tried"
+                )
 
 
 def _range(wanted: Mapping[str, Any], distributions: Any) -> "BaseDistribution":

@@ -32,6 +32,7 @@ _LOST_S, _TURN_S = 5.0, 0.1  # how long the end of a study waits for a storage t
 _SQLITE = {".db", ".sqlite", ".sqlite3"}
 REASON, RANKS, SPACE = "multiring:reason", "multiring:ranks", "multiring:space"  # attributes that a study's page shows
 COMMAND, JUDGED = "multiring:command", "multiring:judged"  # the words of a trial's command; figures of new seeds
+LINES = "multiring:lines"  # the patterns of the lines by which a trial's command reports
 _INTERRUPTED = "interrupted: "  # the reasons of trials that do not count
 INTERRUPTED = f"{_INTERRUPTED}its job ended first; its parameters are tried again as another trial"
 
@@ -62,13 +63,13 @@ def opened(storage: Any) -> "tuple[BaseStorage, Path | None]":
         return RDBStorage(url), Path(path).absolute() if path else None
     except Exception as error:
         raise ArgumentError(
-            f"storage {_shown(text)}: it cannot be opened ({_first_line(error)}); want one that can be written, whose "
-            "driver is installed"
+            f"storage {shown_storage(text)}: it cannot be opened ({_first_line(error)}); want one that can be written, "
+            "whose driver is installed"
         ) from error
 
 
-def _shown(url: str) -> str:
-    """Return a URL without its password."""
+def shown_storage(url: str) -> str:
+    """Return a path or a URL as messages show it: in quotes, without the URL's password."""
     head, at, tail = url.rpartition("@")
     scheme, sep, user = head.partition("://")
     return repr(f"{scheme}{sep}{user.partition(':')[0]}:...{at}{tail}" if at and sep else url)

@@ -9,6 +9,9 @@ from multiring.trials.trial import checked_report
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:inf(?:inity)?|nan))"
 _OWN = re.compile(rf"multiring trial: step (\d+): ({_NUMBER})$")
+# "0,53" and "1,234" have a comma within a number, which another country's program means otherwise: neither is read.
+_NO_COMMA = r"(?![-+]?\d+,\d)"
+_NOT_WITHIN = r"(?<!\d)(?<!\d[.,])"  # a number whose beginning did not fit
 _PLACE = re.compile(r"(\{\w*\})")
 
 
@@ -52,7 +55,8 @@ def own_report(line: str) -> ReportedValue | None:
 class LinePattern:
     """A line of a script with {value}, perhaps with {step}; {} stands for anything.
 
-    Spaces match any number of spaces. The line may have more before and after the pattern.
+    Spaces match any number of spaces. The line may have more before and after the pattern. Numbers have a point, not a
+    comma: "0,53" is no value, except that a pattern may have a comma after {value}.
 
     Args:
         text: the pattern, as in "epoch {step}: loss {value}".
@@ -75,6 +79,9 @@ class LinePattern:
                 raise ValueError(f"{text!r} has {each} twice")
         if "{value}" not in parts:
             raise ValueError(f"{text!r}: want a line with {{value}}, as in 'loss {{value}}'")
+        before, after = parts[(at := parts.index("{value}")) - 1], parts[at + 1]
+        guard = ("" if before else _NOT_WITHIN) + ("" if after.startswith(",") else _NO_COMMA)
+        known["{value}"] = guard + known["{value}"]
         words = [known.get(each) or r"\s+".join(map(re.escape, re.split(r"\s+", each))) for each in parts]
         self._pattern = re.compile("".join(words))
 

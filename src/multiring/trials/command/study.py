@@ -20,7 +20,7 @@ from multiring.trials.holder import StudyHolder
 from multiring.trials.messages import Message
 from multiring.trials.plan import StudyPlan, plan_of
 from multiring.trials.results import StudyResult, TrialResult
-from multiring.trials.storage import COMMAND, JUDGED
+from multiring.trials.storage import COMMAND, JUDGED, LINES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +89,29 @@ def run_command_study(
         patterns=JobPatterns(report=file.report, result=file.result),
     )
     if plan.writer is not None:
+        _compare(plan, job_plan, say)
         plan.writer.keep(COMMAND, list(job_plan.words))
+        plan.writer.keep(LINES, _texts(job_plan.patterns))
     return _Command(file, plan, job_plan, say).result()
+
+
+def _compare(plan: StudyPlan, jobs: JobPlan, say: Callable[[str], None]) -> None:
+    """Say if the earlier trials of a study ran another command, or their values were found in other lines."""
+    for name, what, now in (
+        (COMMAND, "ran another command", list(jobs.words)),
+        (LINES, "reported by other lines", _texts(jobs.patterns)),
+    ):
+        before = plan.study.user_attrs.get(name)
+        if before is not None and before != now:
+            say(
+                f"earlier trials of the study {plan.study.study_name!r} {what}: {before}, now {now}. Their values "
+                "count beside the new ones; if they cannot be compared, give the study another name"
+            )
+
+
+def _texts(patterns: JobPatterns) -> list[str]:
+    """Return the lines of reports and of the result, as the study's file has them; "" for none."""
+    return ["" if each is None else each.text for each in (patterns.report, patterns.result)]
 
 
 def _plan(file: StudyFile, slots: int) -> StudyPlan:
@@ -160,7 +181,9 @@ class _Command:
         A study judges a trial once: a later run of the command returns the same figures.
         """
         kept = self._plan.study.user_attrs.get(JUDGED)
-        key = {"trial": best.number, "seeds": list(table.seeds), "words": [*self._jobs.words, *table.words]}
+        lines = _texts(self._judging_patterns(table))
+        words = [*self._jobs.words, *table.words]
+        key = {"trial": best.number, "seeds": list(table.seeds), "words": words, "lines": lines}
         if kept is not None and all(kept.get(name) == value for name, value in key.items()):
             values = dict(zip(table.seeds, kept["values"], strict=True))
             return JudgedTrial(number=best.number, values=values, problems={}, is_earlier=True), 0
@@ -180,12 +203,15 @@ class _Command:
             self._plan.writer.keep(JUDGED, {**key, "values": [values[seed] for seed in table.seeds]})
         return JudgedTrial(number=best.number, values=values, problems=problems, is_earlier=False), 0
 
+    def _judging_patterns(self, table: JudgeTable) -> JobPatterns:
+        return JobPatterns(report=self._file.report, result=table.result or self._file.result)
+
     def _judging_jobs(self, best: TrialResult, table: JudgeTable) -> dict[int, TrialJob]:
         count = self._count(best)
         plan = replace(
             self._jobs,
             words=(*self._jobs.words, *table.words),
-            patterns=JobPatterns(report=self._file.report, result=table.result or self._file.result),
+            patterns=self._judging_patterns(table),
         )
         groups = max(1, plan.slots // count)
         jobs = {}
