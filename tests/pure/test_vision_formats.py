@@ -455,6 +455,47 @@ def test_other_programs_files_are_read(tmp_path: Path) -> None:
         assert found.pixels.runs == (4, 1, 7)
 
 
+def test_every_form_of_a_crowd_stays_a_crowd(tmp_path: Path) -> None:
+    """Other programs state crowds with boxes and outlines, too; an object of it would be learnt and scored."""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (4, 3)).save(tmp_path / "images" / "a.png")
+    common = {"image_id": 1, "category_id": 1}
+    outline = [0.0, 0.0, 2.0, 0.0, 2.0, 3.0, 0.0, 3.0]
+    told = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 4, "height": 3}],
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [
+            {**common, "iscrowd": 1, "bbox": [1.5, 0, 2.5, 1.2], "attributes": {"track": "7"}},
+            {**common, "iscrowd": 1, "segmentation": [outline]},
+            {**common, "iscrowd": 1, "segmentation": [[0, 0.1, 4, 0.1, 4, 0.2]]},
+            {**common, "iscrowd": 0, "bbox": [1, 1, 2, 2]},
+        ],
+    }
+    (tmp_path / "annotations.json").write_text(json.dumps(told))
+    with VisionProject.create(tmp_path / "project") as project:
+        import_labels(project, tmp_path, "coco", "ann")
+        box, area, line, one = project.labellings()["a.png"].labels or ()
+        export_labels(project, tmp_path / "out", "coco")
+    assert isinstance(box, Mask)
+    assert isinstance(area, Mask)
+    assert isinstance(line, Mask)
+    assert isinstance(one, Box)
+    assert (box.is_crowd, area.is_crowd, line.is_crowd) == (True, True, True)
+    assert box.track == "7"
+    assert box.pixels.pixels().tolist() == [[False, True, True, True]] * 2 + [[False] * 4]
+    assert area.pixels.pixels().tolist() == [[True, True, False, False]] * 3
+    assert line.bounds() == (0, 0, 4, 1)
+    written = json.loads((tmp_path / "out" / "annotations.json").read_text())["annotations"]
+    assert [each["iscrowd"] for each in written] == [1, 1, 1, 0]
+    told["annotations"] = [{**common, "iscrowd": 1, "bbox": [2, 0, 3, 1]}]
+    (tmp_path / "annotations.json").write_text(json.dumps(told))
+    with (
+        VisionProject.create(tmp_path / "other") as project,
+        pytest.raises(DataError, match=r"annotations\[0\].*box from \(2, 0\) to \(5, 1\) on a picture of 4 x 3"),
+    ):
+        import_labels(project, tmp_path, "coco", "ann")
+
+
 def test_another_picture_in_the_place_is_not_replaced(tmp_path: Path) -> None:
     with filled(tmp_path / "one", 2, "coco") as project:
         export_labels(project, tmp_path / "out", "coco")

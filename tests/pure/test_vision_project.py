@@ -18,7 +18,7 @@ from multiring.errors import ArgumentError, DataError, StateError
 from multiring.vision import Box, ImageRecord, Label, Mask, Polygon, VisionProject, run_lengths_of
 from multiring.vision.project import folder as folder_module
 from multiring.vision.project.scanning import measured
-from multiring.vision.project.schema import LabelStoreError
+from multiring.vision.project.schema import LabelStoreError, transaction
 
 BOX = Box(class_name="cat", left=1, top=2, width=3, height=4)
 DOG = Label(class_name="dog")
@@ -278,6 +278,21 @@ def test_wrong_labels_change_nothing(project: VisionProject) -> None:
     for name in ("", " ", "a\nb"):
         with pytest.raises(ArgumentError, match="want a name with visible characters"):
             project.add_class(name)
+
+
+def test_two_who_rename_at_once_do_not_lose_a_class(project: VisionProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process renames after the look for the names; the second change is refused, not passed over."""
+    beside = VisionProject.open(project.folder)
+
+    def late(_: Any) -> Any:
+        monkeypatch.undo()
+        beside.rename_class("cat", "lynx")
+        return transaction(project._database)
+
+    monkeypatch.setattr(folder_module, "transaction", late)
+    with beside, pytest.raises(ArgumentError, match="class 'cat' is not in the project"):
+        project.rename_class("cat", "Katze")
+    assert "lynx" in project.classes()
 
 
 def test_groups_and_frames(project: VisionProject) -> None:

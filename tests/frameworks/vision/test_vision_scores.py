@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from multiring.vision.fitting.segment_task import UNKNOWN, classes_of_pixels, ov
 from multiring.vision.fitting.targets import labelled_parts
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import VisionModel, load_model, save_model
+from multiring.vision.scoring import production
 from multiring.vision.scoring.figures import calibration, precision_recall, sign_test
 from multiring.vision.scoring.production import production_runs, set_production
 from multiring.vision.scoring.score_page import heat_map, write_score_page
@@ -128,6 +131,30 @@ def test_the_report_is_one_file_with_pictures(tmp_path: Path, kind: str, capsys:
         assert parity["metric"] == {"detect": "mAP", "segment": "mean IoU"}[kind]
         assert parity["metric_of_model"] == pytest.approx(figures[parity["metric"]])
         assert parity["metric_of_export"] == pytest.approx(figures[parity["metric"]], abs=0.1)
+
+
+def test_kinds_that_are_set_at_once_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = located_shapes(tmp_path / "shapes", 8)
+    with_model(folder, "detect", "one")
+    with_model(folder, "classify", "two")
+    read = production._read
+    has_read, goes_on = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> Any:
+        found = read(path)
+        has_read.set()
+        goes_on.wait(0.5)  # the other one has the time to write if it is not kept out
+        return found
+
+    monkeypatch.setattr(production, "_read", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(set_production, folder, "one")
+        assert has_read.wait(60)
+        monkeypatch.setattr(production, "_read", read)
+        set_production(folder, "two")
+        goes_on.set()
+        first.result(60)
+    assert production_runs(folder) == {"detect": "one", "classify": "two"}
 
 
 def test_boxes_that_are_right_score_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

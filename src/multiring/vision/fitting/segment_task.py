@@ -14,8 +14,9 @@ from multiring.training.task import Batch
 from multiring.vision.fitting.augmentation import PictureChange
 from multiring.vision.fitting.classify_task import outputs_of
 from multiring.vision.fitting.targets import LabelledSample
-from multiring.vision.labels import Box, Label, Mask, Point, Polygon
+from multiring.vision.labels import Box, Label, Mask, Polygon
 from multiring.vision.models.preprocessing import resize_classes
+from multiring.vision.outlines import pixels_inside
 
 MEAN_IOU = "mean IoU"
 UNKNOWN = 255  # the class of a pixel that is neither learnt nor scored
@@ -97,23 +98,6 @@ def classes_of_pixels(labels: Sequence[Label], classes: Sequence[str], width: in
             left, top, right, bottom = (max(0, round(each)) for each in label.bounds())
             part = found[top:bottom, left:right]
             part[part == 0] = UNKNOWN
-    return found
-
-
-def pixels_inside(outline: Sequence[Point], width: int, height: int) -> NDArray[np.bool_]:
-    """Return the pixels whose centres are inside an outline, by the even-odd rule: (height, width).
-
-    Pillow's polygons have their outlines' pixels too, so that objects would grow by half a pixel on each side.
-    """
-    x, y = np.array(outline, np.float64).T
-    x2, y2 = np.roll(x, -1), np.roll(y, -1)
-    found = np.zeros((height, width), bool)
-    first, last = max(0, int(np.floor(y.min()))), min(height, int(np.ceil(y.max())))
-    for row in range(first, last):
-        crosses = (y <= row + 0.5) != (y2 <= row + 0.5)
-        steps = (row + 0.5 - y[crosses]) / (y2[crosses] - y[crosses])
-        places = np.sort(x[crosses] + steps * (x2[crosses] - x[crosses]))
-        found[row] = np.searchsorted(places, np.arange(width) + 0.5) % 2 == 1
     return found
 
 

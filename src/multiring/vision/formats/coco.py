@@ -1,9 +1,12 @@
 """COCO: annotations.json, with boxes, polygons, and masks as run lengths."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from multiring.errors import DataError
 from multiring.vision.formats.label_sets import (
@@ -15,8 +18,9 @@ from multiring.vision.formats.label_sets import (
     read_text,
     require_kinds,
 )
-from multiring.vision.labels import Box, Label, Mask, Polygon
-from multiring.vision.run_lengths import RunLengths, decompressed, joined_runs
+from multiring.vision.labels import Box, Label, Mask, Polygon, outside
+from multiring.vision.outlines import pixels_inside
+from multiring.vision.run_lengths import RunLengths, decompressed, joined_runs, run_lengths_of
 
 FILE, PICTURES = "annotations.json", "images"
 
@@ -136,7 +140,7 @@ def _label(told: Mapping[str, Any], class_name: str, size: tuple[int, int]) -> L
         "track": None if track is None else str(track),
         "attributes": tuple((str(name), str(value)) for name, value in attributes.items()),
     }
-    segmentation = told.get("segmentation")
+    segmentation, is_crowd = told.get("segmentation"), bool(told.get("iscrowd", 0))
     if isinstance(segmentation, Mapping):
         height, width = map(int, segmentation["size"])
         if (width, height) != size:
@@ -144,12 +148,38 @@ def _label(told: Mapping[str, Any], class_name: str, size: tuple[int, int]) -> L
         counts = segmentation["counts"]
         numbers = decompressed(counts) if isinstance(counts, str) else list(map(int, counts))
         runs: RunLengths = joined_runs(width, height, numbers)
-        mask = checked(Mask(**common, pixels=runs, is_crowd=bool(told.get("iscrowd", 0))))
+        mask = checked(Mask(**common, pixels=runs, is_crowd=is_crowd))
         return _require_same_place(told, mask)
     if segmentation:
-        return _require_same_place(told, checked(Polygon(**common, outlines=tuple(map(_outline, segmentation)))))
-    left, top, box_width, box_height = _box_of(told)
-    return checked(Box(**common, left=left, top=top, width=box_width, height=box_height))
+        label: Polygon | Box = Polygon(**common, outlines=tuple(map(_outline, segmentation)))
+        _require_same_place(told, checked(label))
+    else:
+        left, top, box_width, box_height = _box_of(told)
+        label = Box(**common, left=left, top=top, width=box_width, height=box_height)
+        checked(label)
+    return _as_crowd(label, size) if is_crowd else label
+
+
+def _as_crowd(label: Polygon | Box, size: tuple[int, int]) -> Label:
+    """Return the mask of several objects that are not told apart: other labels cannot say that they are several."""
+    width, height = size
+    if how := outside(label, width, height):
+        raise DataError(how)
+    pixels = np.zeros((height, width), bool)
+    for outline in label.outlines if isinstance(label, Polygon) else ():
+        pixels |= pixels_inside(outline, width, height)
+    if not pixels.any():  # of a box, all that it touches; an outline may be too thin to have a pixel's centre
+        left, top, right, bottom = label.bounds()
+        pixels[max(0, math.floor(top)) : math.ceil(bottom), max(0, math.floor(left)) : math.ceil(right)] = True
+    return checked(
+        Mask(
+            class_name=label.class_name,
+            track=label.track,
+            attributes=label.attributes,
+            pixels=run_lengths_of(pixels),
+            is_crowd=True,
+        )
+    )
 
 
 def _outline(numbers: Sequence[float]) -> tuple[tuple[float, float], ...]:

@@ -7,7 +7,6 @@ Rank 0 holds a lock in the folder, because two jobs of one OUT would remove each
 """
 
 import errno
-import fcntl
 import io
 import json
 import os
@@ -18,13 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from multiring._file_locks import try_lock
 from multiring._replacing import replace_file, words_of
 from multiring.errors import ArgumentError, DataError
 
 _KEY = "multiring_predictions"
 _JOB, _PART, _LOCK = "job.json", "part-{}.jsonl", ".lock"
 _ANY = "[0-9a-f]" * 16
-_LOCKED = {errno.EACCES, errno.EAGAIN}
 _PATIENCE_S = 5.0  # for a killed job's rank 0, which may end a moment after its launcher
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK}  # of file systems without hard links
 
@@ -90,12 +89,7 @@ class PartFolder:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             return None
-        is_ours = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            is_ours = error.errno not in _LOCKED  # a file system without locks
-        if is_ours and _is_at(file, path):
+        if try_lock(file) and _is_at(file, path):
             return file
         os.close(file)
         return None

@@ -280,10 +280,10 @@ class VisionProject:
             ArgumentError: there is no class `name`, or there is a class `new`, or no class can have that name.
         """
         require_class_name(new)
-        if new in self.classes():
-            raise ArgumentError(f"class {new!r} is there already: choose another name")
-        self._require_classes({name})
         with transaction(self._database):
+            if new in self.classes():
+                raise ArgumentError(f"class {new!r} is there already: choose another name")
+            self._require_classes({name})
             self._database.execute("UPDATE classes SET name = ? WHERE name = ?", (new, name))
 
     def _require_classes(self, names: set[str]) -> dict[str, int]:

@@ -272,15 +272,24 @@ def _from_numbers(data: object, shape: tuple[int, ...], tensor: ModelTensor) -> 
     if not set(map(type, flat)) <= set(kinds):
         wrong = next(each for each in flat if type(each) not in kinds)
         _refuse(f"input {tensor.name!r} has the value {str(wrong)[:50]!r}: want {DATATYPES[tensor.dtype]}")
-    try:
-        wide = np.array(flat, {"f": np.float64}.get(np.dtype(tensor.dtype).kind, tensor.dtype))
-    except OverflowError:
-        _refuse(f"input {tensor.name!r} has a value outside {DATATYPES[tensor.dtype]}")
-    with np.errstate(over="ignore"):
-        found = wide.astype(tensor.dtype)
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    found = _array_of(flat, np.dtype(tensor.dtype))
+    if found is None:
         _refuse(f"input {tensor.name!r} has a value outside {DATATYPES[tensor.dtype]}")
     return found.reshape(shape)
+
+
+def _array_of(flat: list[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return numbers as an array of a type; None if the type does not hold one of them."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)  # NumPy 1 keeps the low bits of larger numbers
+        return None if min(flat) < limits.min or max(flat) > limits.max else np.array(flat, dtype)
+    try:
+        wide = np.array(flat, np.float64 if dtype.kind == "f" else dtype)
+    except OverflowError:
+        return None
+    with np.errstate(over="ignore"):
+        found = wide.astype(dtype)
+    return found if dtype.kind != "f" or np.isfinite(found).all() else None
 
 
 def _require_equal_rows(inputs: Arrays) -> None:
