@@ -174,6 +174,7 @@ def test_a_record_goes_on_after_a_torn_line_and_is_read_cut_anywhere(tmp_path: P
             LiveRecord(path, pytest.fail)
         record.begin("job", "train.py")
         record.begin_start(2, [("a", 1), ("b", 1)])
+        record.add_newcomer(2, "c")
         record.add_steps(1, StepReport(steps=5, wall_s=1.0, metrics={HOSTILE: math.nan}))
         record.add_text(HOSTILE)
         record.add_end(1, -9, "killed by SIGKILL")
@@ -181,7 +182,7 @@ def test_a_record_goes_on_after_a_torn_line_and_is_read_cut_anywhere(tmp_path: P
         with path.open("a") as file:
             file.write(torn)
     data = path.read_bytes()
-    kinds = ["job", "start", "steps", "said", "ended", "over"]
+    kinds = ["job", "start", "newcomer", "steps", "said", "ended", "over"]
     assert [each["kind"] for each in read_record(data)] == 2 * kinds
     whole = list(read_record(data))
     for cut in range(0, len(data), 7):
@@ -264,8 +265,10 @@ def test_the_page_and_the_metrics_say_what_the_record_says() -> None:
     state.take(recorded(0, 32, StepReport(steps=1, wall_s=0.5)))  # its program has joined anew
     state.take(recorded(0, 33, StepReport(steps=3, wall_s=1.5)))
     assert state.ranks[0].step()["compute"] == pytest.approx(0.5)
-    state.take(recorded(3, 34, StepReport(ranks=4)))  # a newcomer
-    assert [each.host for each in state.ranks] == ["a"] * 4
+    state.take(b'{"kind":"newcomer","rank":3,"host":"b"}')
+    state.take(recorded(3, 34, StepReport(ranks=4)))
+    assert [each.host for each in state.ranks] == ["a", "a", "", "b"]
+    assert values_of(state)['multiring_rank_running{"host": "b", "rank": "3"}'] == 1
     state.take(b'{"kind":"start","hosts":[["a",1e9]]}')
     state.take(b'{"kind":"job","format":1}')
     assert (state.ranks, state.starts) == ([], 0)

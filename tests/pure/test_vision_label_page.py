@@ -1,5 +1,6 @@
 """The page's HTTP interface: labels, edits and corrections, undo, tracks, access, and hostile requests."""
 
+import asyncio
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from multiring._web.guard import MOST_BYTES, listening_socket
+from multiring._web.guard import MOST_BYTES, Guard, listening_socket
 from multiring._web.loopback import is_loopback
 from multiring._web.token_files import read_tokens
 from multiring.errors import ArgumentError, DataError, StateError
@@ -305,7 +306,7 @@ def test_files_of_tokens_and_ports(tmp_path: Path) -> None:
         file.write_text(text, "utf-8")
         with pytest.raises(ArgumentError, match=said):
             read_tokens(file)
-    file.write_text(f"# of the page\n\n{TOKEN}\n")
+    file.write_text(f"# of the page\n  # which is no token\n\n{TOKEN}\n")
     assert read_tokens(file) == [TOKEN]
     for mode in (0o640, 0o604):
         file.chmod(mode)
@@ -319,6 +320,29 @@ def test_files_of_tokens_and_ports(tmp_path: Path) -> None:
             listening_socket("127.0.0.1", port)
     with pytest.raises(ArgumentError, match="want an address of this machine"):
         listening_socket("no.such.host.invalid", 0)
+
+
+def test_a_body_that_is_cut_off_reaches_nobody() -> None:
+    reached: list[Any] = []
+
+    async def application(*words: Any) -> None:
+        reached.append(await words[1]())
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [(b"host", b"localhost"), (b"x-multiring", b"1")],
+    }
+    begin = {"type": "http.request", "body": b"1", "more_body": True}
+    for last in ({"type": "http.disconnect"}, {"type": "http.request", "body": b"2"}):
+        messages = iter((begin, last))
+
+        async def receive(messages: Any = messages) -> Any:
+            return next(messages)
+
+        asyncio.run(Guard(application, "127.0.0.1", None, "cookie")(scope, receive, pytest.fail))
+    assert [each["body"] for each in reached] == [b"12"]
 
 
 def test_tracks_fill_the_frames_between(client: TestClient, folder: Path) -> None:

@@ -229,6 +229,7 @@ class GrowingHostsJob(Growing, _RelayingJob):
         self._members.append(self._member(session, number, number + 1))
         self._host_of.append(session)
         self._intake.expect(number, self._secret_of(job), job)
+        self._recorder.add_newcomer(number, session.host)
         session.send(newcomer=number, local=self._local[number], slots=self._slots_of(session), start=self._number)
         self._say(f"rank {number} is started as a newcomer on {session.name}")
         return True

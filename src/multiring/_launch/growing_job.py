@@ -1,6 +1,7 @@
 """A job in which newcomers replace lost ranks: `multiring run --min-ranks K --max-ranks N`."""
 
 import contextlib
+import os
 import secrets
 import selectors
 import time
@@ -176,5 +177,6 @@ class GrowingJob(Growing, LocalJob):
             self._say(f"a newcomer cannot be started: {error.strerror}")
             return True
         self._born(self._members[-1])
+        self._recorder.add_newcomer(number, os.uname().nodename)
         self._say(f"{start.name} is started as a newcomer (pid {self._members[-1].pid})")
         return True

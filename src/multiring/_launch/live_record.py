@@ -4,6 +4,7 @@ Each line is one JSON object with its `kind` and the time `at_s`, in seconds sin
 
     job      a launcher begins a job: `format`, `job`, `program`
     start    it starts the ranks, again after a failure: `start` from 0, `ranks`, `hosts` with their numbers of ranks
+    newcomer a process comes in after a loss: `rank`, its number, and `host`
     steps    a rank's report: `rank`, and the fields of `multiring._steps.step_report.StepReport`
     said     a message of the launcher: `text`
     ended    a rank's process ended: `rank`, `code` as of subprocess, and `how`
@@ -12,7 +13,6 @@ Each line is one JSON object with its `kind` and the time `at_s`, in seconds sin
 A line is written by one call. A process that is killed meanwhile leaves at most one torn line, which readers pass over.
 """
 
-import fcntl
 import json
 import os
 import stat
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from multiring._file_locks import try_lock
 from multiring._launch.job_process import JobProcess
 from multiring._steps.step_report import StepReport
 from multiring.errors import ArgumentError
@@ -62,6 +63,10 @@ class LiveRecord:
         """Write that the ranks are started."""
         self._write({"kind": "start", "start": self._starts, "ranks": ranks, "hosts": list(hosts)})
         self._starts += 1
+
+    def add_newcomer(self, rank: int, host: str) -> None:
+        """Write that a newcomer is started."""
+        self._write({"kind": "newcomer", "rank": rank, "host": host})
 
     def add_steps(self, rank: int, report: StepReport) -> None:
         """Write a rank's report."""
@@ -110,6 +115,11 @@ class JobRecorder:
         self._next_s: dict[int, float] = {}
         if record is not None:
             record.begin_start(ranks, hosts)
+
+    def add_newcomer(self, rank: int, host: str) -> None:
+        """Write that a newcomer is started on a host."""
+        if self._record is not None:
+            self._record.add_newcomer(rank, host)
 
     def take(self, rank: int, report: StepReport) -> None:
         """Write a rank's report, unless the rank sends too many."""
@@ -172,12 +182,8 @@ def _require_record(descriptor: int, path: Path) -> None:
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode):
         raise ArgumentError(f"--record {path} is no regular file: want one")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ArgumentError(f"--record {path}: another job writes to it; name another file") from None
-    except OSError:
-        pass  # the file system has no locks
+    if not try_lock(descriptor):
+        raise ArgumentError(f"--record {path}: another job writes to it; name another file")
     if state.st_size and os.pread(descriptor, len(_BEGIN), 0) != _BEGIN:
         raise ArgumentError(
             f"--record {path} is there already, and is not a record that multiring wrote; it was not changed. Name "

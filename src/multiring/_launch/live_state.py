@@ -40,7 +40,7 @@ class Curve:
 class LiveRank:
     """A rank in the newest start.
 
-    - host: its host.
+    - host: its host, or "" if the record does not say it.
     - at_s: the time of its newest report, in seconds since 1970.
     - report: its newest report, or None before the first.
     - before: earlier reports, of the last `_WINDOW_S` seconds.
@@ -106,6 +106,8 @@ class LiveState:
             self.begin_job(found)
         elif kind == "start":
             self._begin_start(found)
+        elif kind == "newcomer" and (rank := self._rank(found)) is not None:
+            rank.host = _text(found.get("host"))
         elif kind == "steps":
             self._take_steps(found)
         elif kind == "said":
@@ -147,8 +149,8 @@ class LiveState:
         number = line.get("rank")
         if not isinstance(number, int) or not 0 <= number < _MOST_RANKS:
             return None
-        while self.ranks and number >= len(self.ranks):  # a newcomer, which --max-ranks starts on the same host
-            self.ranks.append(LiveRank(self.ranks[-1].host))
+        while self.ranks and number >= len(self.ranks):  # a newcomer, whose line says its host
+            self.ranks.append(LiveRank(""))
         return self.ranks[number] if self.ranks else None
 
     def snapshot(self) -> dict[str, Any]:

@@ -133,13 +133,15 @@ class Guard:
         refusal = self._refusal(_headers(scope), scope["method"], scope["path"])
         if refusal is None:
             try:
-                body = await asyncio.wait_for(_body(receive, self._most_bytes), _BODY_S)
+                body: bytes | None = await asyncio.wait_for(_body(receive, self._most_bytes), _BODY_S)
             except OverflowError:
                 refusal = 413, f"a request has at most {self._most_bytes} bytes"
             except asyncio.TimeoutError:
                 refusal = 408, f"a request must arrive within {_BODY_S:g} s"
         if refusal is not None:
             await _answer(send, *refusal)
+            return
+        if body is None:
             return
         await self._application(scope, _given(body, receive), _with_headers(send))
 
@@ -183,14 +185,14 @@ def _headers(scope: Message) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def _body(receive: Receive, most: int) -> bytes:
-    """Return the body of a request. Raise OverflowError if it is larger than `most` bytes."""
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """Return the body of a request; None if the client has gone before its end. Raise OverflowError above `most`."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return b"".join(parts)  # the browser has gone
+            return None  # nobody waits for an answer, and a part of a body must not be taken for the whole
         size += len(message.get("body", b""))
         if size > most:
             raise OverflowError

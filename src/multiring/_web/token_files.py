@@ -22,7 +22,7 @@ def read_tokens(path: Path) -> list[str]:
         raise ArgumentError(f"tokens {str(path)!r} cannot be read: {error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ArgumentError(f"other users may read the tokens {str(path)!r}: run chmod 600 {path}")
-    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    tokens = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     if not tokens:
         raise ArgumentError(f"{str(path)!r} has no token: want one a line, such as from `openssl rand -hex 32`")
     if min(map(len, tokens)) < _LEAST:
