@@ -35,7 +35,7 @@ LAYERS = (
     "_topology",
     "_native",
     "_settings",
-    "_foreign_variables | _setting_values | _replacing | _strict_json | _file_locks | optim | frontend | gradients",
+    "_foreign_variables | _setting_values | _replacing | _file_locks | _strict_json | optim | frontend | gradients",
     "_first_use | _limits | _steps | _web",
     "errors | _former_names | _version",
 )

@@ -104,8 +104,6 @@ KNOWN_BY = {
     "training/checkpoints.py::Checkpoints.save": "a checkpoint by its manifest, with nothing else in its folder",
     "training/loop.py::TrainingRun._write": "a run's folder by its options; it adds a line",
     "training/run_folder.py::claim": "a lock, which is opened and not changed",
-    "training/run_folder.py::discard_metrics_after": "a run's folder by its options",
-    "training/run_folder.py::write_result": "a run's folder by its options",
     "training/report.py::_svg": "written to memory",
     "vision/formats/coco.py::write_coco": OWN_FOLDER,
     "vision/formats/exchange.py::_copy": "it makes a new file",

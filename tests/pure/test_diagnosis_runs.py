@@ -176,7 +176,8 @@ def test_the_names_are_those_that_training_writes() -> None:
     names = next(line for line in text.splitlines() if line.startswith("OPTIONS, METRICS"))
     assert f'"{METRICS}"' in names
     assert f'"{RESULT}"' in names
-    loop = (Path(package.origin).parent / "training" / "loop.py").read_text(encoding="utf-8")
+    training = Path(package.origin).parent / "training"
+    writing = "".join((training / name).read_text(encoding="utf-8") for name in ("loop.py", "speed_figures.py"))
     for name in (
         "waited=",
         "wall_s=",
@@ -185,4 +186,4 @@ def test_the_names_are_those_that_training_writes() -> None:
         '"seconds of training"',
         '"steps"',
     ):
-        assert name in loop
+        assert name in writing
