@@ -26,6 +26,7 @@ OTHERS_OPTIONS = {
     *("--mpi", "--restrict-uid", "--cipher", "--keys", "--numeric", "--metadata"),  # srun, munge, unmunge
     *("--ntasks-per-node", "--overlap", "--cpu-bind", "--input", "--kill-on-bad-exit", "--wait"),  # srun
     *("--export", "--het-group", "--job-name", "--node", "--machine"),  # srun; other launchers' names for our options
+    "--no-kill",  # srun
     *("--abbrev", "--always", "--dirty", "--error-unmatch", "--no-build-isolation"),  # git, pip
     *("--master", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--no-python"),  # torchrun
     *("--nproc-per-node", "--num", "--main", "--log"),  # some are other launchers' names for our options

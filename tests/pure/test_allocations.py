@@ -13,9 +13,17 @@ from multiring._launch.allocations import (
     slurm_allocation,
     spread,
 )
+from multiring._launch.job import JobOptions
 from multiring.errors import ArgumentError
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+
+
+def test_newcomers_have_no_part_in_the_number_of_ranks_at_the_start_but_limit_it() -> None:
+    allocation = SlurmAllocation("7", (4, 1, 1))
+    for most, counts in ((None, [4, 1, 1]), (6, [4, 1, 1]), (8, [4, 1, 1]), (4, [2, 1, 1])):
+        assert allocation.counts(None, JobOptions(min_ranks=2, max_ranks=most)) == counts
+    assert allocation.counts(3, JobOptions(min_ranks=2, max_ranks=6)) == [1, 1, 1]
 
 
 def test_slurms_batch_script_has_its_allocation_and_a_step_has_none() -> None:

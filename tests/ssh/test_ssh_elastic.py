@@ -4,56 +4,15 @@ import time
 from typing import Any
 
 import pytest
-from tests.support.elastic_scripts import ends_in
+from tests.support.elastic_scripts import SUMS, ends_in
 from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
 
 from multiring.lab import parse_fault
 
-# Each step adds the sum of rank + 1 over the ranks, so that the sizes of all steps say what the total must be.
-PROGRAM = """
-import json
-from pathlib import Path
-import numpy as np
-import multiring.adapters as ma
-from multiring._settings import Settings
-from multiring.adapters import elastic
-
-born = Settings.from_environment().intake or Settings.from_environment().rank or 0
-ma.init()
-state = elastic.ObjectState(
-    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object, step=0, total=0.0, sizes=[]
-)
-committed = 0
-
-
-@elastic.run
-def train(state):
-    global committed
-    assert state.step >= committed, f"step {committed} was committed, and is lost"
-    print("SIZE", ma.size(), state.step, flush=True)
-    while True:
-        told = np.asarray(ma.allreduce(np.array([ma.rank() + 1.0, float(Path("stop").exists())]), op="sum"))
-        if told[1]:
-            return
-        state.total += told[0]
-        state.sizes = [*state.sizes, ma.size()]
-        state.step += 1
-        state.commit()
-        committed = state.step
-        with open(f"log-{born}", "a") as file:
-            file.write(f"{state.step} {ma.size()}\\n")
-
-
-train(state)
-wanted = sum(size * (size + 1) / 2 for size in state.sizes)
-print("END", json.dumps([born, ma.rank(), bool(state.total == wanted), sorted(set(state.sizes))]), flush=True)
-ma.shutdown()
-"""
-
 
 def started(hosts: SshHosts, *words: str, **variables: str) -> Process:
-    """Start PROGRAM with options of `multiring run` and environment variables."""
-    hosts.write("train.py", PROGRAM)
+    """Start SUMS with options of `multiring run` and environment variables."""
+    hosts.write("train.py", SUMS)
     return hosts.start(0, [*RUN, *words, "train.py"], HOME, **variables)
 
 
@@ -187,3 +146,35 @@ def test_hosts_come_and_go_as_a_script_says(own_hosts: SshHosts) -> None:
     assert "host1 has 0 places now: ranks 1, 2 are to leave" in err
     assert ") failed: " not in err, err
     assert "rank 5 is started" not in err, err
+
+
+def test_the_ranks_of_a_host_that_is_asked_to_end_leave(own_hosts: SshHosts) -> None:
+    hosts = own_hosts
+    process = started(hosts, "-n", "4", "--hosts", "host0:2,host1:2,host2:2", "--min-ranks", "2", "--max-ranks", "4")
+    wait_for_size(process, 4)
+    time.sleep(1)  # a machine's end asks all its processes, among them the ranks
+    hosts.as_root(hosts.lab.hosts[1], "pkill -TERM -f '[h]ost_agent|[t]rain.py$'")
+    wait_for_size(process, 2)
+    wait_for_size(process, 4)  # the newcomers are on host2, although host1 has places
+    told, err = ends(hosts, process)
+    assert sorted(rank for _, rank, *_ in told) == [0, 1, 2, 3]
+    assert all(is_right for _, _, is_right, _ in told), (told, err)
+    assert "host1 got SIGTERM: ranks 2, 3 are to leave" in err
+    for rank in (2, 3):
+        assert f"rank {rank} has left, because it got SIGTERM" in err
+    for rank in (4, 5):
+        assert f"rank {rank} is started as a newcomer on host2" in err
+
+
+def test_the_fewer_ranks_go_on_once_the_launcher_counts_the_other_host_as_lost(own_hosts: SshHosts) -> None:
+    hosts = own_hosts
+    process = started(hosts, "--hosts", "host0:1,host1:3", "--min-ranks", "1", MULTIRING_WIRE_TIMEOUT_S="9")
+    wait_for_size(process, 4)
+    time.sleep(1)
+    hosts.lab.apply(parse_fault(["cut", "host1"], hosts.lab.plan))
+    wait_for_size(process, 1)
+    wait_until_ended(hosts, 1)
+    hosts.lab.apply(parse_fault(["mend", "host1"], hosts.lab.plan))
+    told, err = ends(hosts, process)
+    assert told == [[0, 0, True, [1, 4]]], err
+    assert "host1 was lost: it has sent nothing for 9 s" in err

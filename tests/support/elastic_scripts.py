@@ -1,10 +1,51 @@
-"""Scripts of elastic jobs: what they say at their end, and jobs of three ranks that are replaced."""
+"""Scripts of elastic jobs: a program, what they say at their end, and jobs of three ranks that are replaced."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+# Each step adds the sum of rank + 1 over the ranks, so that the sizes of all steps say what the total must be.
+SUMS = """
+import json
+from pathlib import Path
+import numpy as np
+import multiring.adapters as ma
+from multiring._settings import Settings
+from multiring.adapters import elastic
+
+born = Settings.from_environment().intake or Settings.from_environment().rank or 0
+ma.init()
+state = elastic.ObjectState(
+    bcast_object=ma.broadcast_object, get_rank=ma.rank, gather_object=ma.allgather_object, step=0, total=0.0, sizes=[]
+)
+committed = 0
+
+
+@elastic.run
+def train(state):
+    global committed
+    assert state.step >= committed, f"step {committed} was committed, and is lost"
+    print("SIZE", ma.size(), state.step, flush=True)
+    while True:
+        told = np.asarray(ma.allreduce(np.array([ma.rank() + 1.0, float(Path("stop").exists())]), op="sum"))
+        if told[1]:
+            return
+        state.total += told[0]
+        state.sizes = [*state.sizes, ma.size()]
+        state.step += 1
+        state.commit()
+        committed = state.step
+        with open(f"log-{born}", "a") as file:
+            file.write(f"{state.step} {ma.size()}\\n")
+
+
+train(state)
+wanted = sum(size * (size + 1) / 2 for size in state.sizes)
+print("END", json.dumps([born, ma.rank(), bool(state.total == wanted), sorted(set(state.sizes))]), flush=True)
+ma.shutdown()
+"""
 
 
 def ends_in(output: str) -> list[Any]:

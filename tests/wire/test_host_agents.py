@@ -21,6 +21,7 @@ from multiring._launch.control_link import (
     ControlLink,
     StreamData,
     secret_of_start,
+    silence_of,
 )
 from multiring._launch.control_tcp import ControlListener, connect
 from multiring._launch.host_sessions import HostSession, HostSessions, open_step, ssh_words
@@ -153,6 +154,18 @@ def test_a_slow_login_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     link.close()
     for descriptor in (there, unread):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("wire_timeout_s", "silence_s"), [(60.0, 15.0), (12.0, 12.0), (10.0, 10.0), (0.5, 8.0)])
+def test_in_elastic_jobs_silence_lasts_no_longer_than_a_cut_wire(wire_timeout_s: float, silence_s: float) -> None:
+    reading, writing = os.pipe()
+    link = ControlLink(reading, writing)
+    for chosen, wanted in ((None, control_link.SILENT_S), (silence_of(wire_timeout_s), silence_s)):
+        link.silent_s = chosen
+        for passed, is_silent in ((wanted - 0.5, False), (wanted + 0.5, True)):
+            link._heard_at = time.monotonic() - passed
+            assert link.has_fallen_silent == is_silent
+    link.close()
 
 
 def test_ssh_of_a_job_is_no_master_of_other_sessions() -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         listed_hosts,
         run_in_slurm,
         slurm_allocation,
-        spread,
     )
     from multiring._launch.commands import CommandError
     from multiring._launch.function import FunctionOptions, run, run_function
@@ -38,7 +37,6 @@ import_on_first_use(
             "listed_hosts",
             "run_in_slurm",
             "slurm_allocation",
-            "spread",
         ],
         "multiring._launch.commands": ["CommandError"],
         "multiring._launch.function": ["FunctionOptions", "run", "run_function"],

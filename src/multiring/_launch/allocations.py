@@ -12,9 +12,9 @@ from pathlib import Path
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import AGENT, HostSession, HostSessions, open_step
-from multiring._launch.hosts import run_job, task_of, what_to_send
-from multiring._launch.hosts_job import HostsJob
+from multiring._launch.hosts import hosts_job, refuse_too_few_places, run_job, task_of, what_to_send
 from multiring._launch.job import JobOptions
+from multiring._launch.local import refuse_min_ranks
 from multiring._launch.own_modules import module_command
 from multiring._launch.rank_starts import free_port
 from multiring._launch.standard_streams import open_closed_streams
@@ -36,6 +36,16 @@ class SlurmAllocation:
 
     job: str
     ranks: tuple[int, ...]
+
+    def counts(self, ranks: int | None, options: JobOptions) -> list[int]:
+        """Return how many of `ranks` ranks each node has; None: as many as the allocation says and `options` allow.
+
+        Raises:
+            ArgumentError: there are fewer ranks than nodes.
+        """
+        if ranks is None and options.max_ranks is not None and options.max_ranks < sum(self.ranks):
+            ranks = options.max_ranks
+        return list(self.ranks) if ranks is None else spread(ranks, len(self.ranks))
 
 
 def slurm_allocation(environment: Mapping[str, str]) -> SlurmAllocation | None:
@@ -124,22 +134,26 @@ def run_in_slurm(
         options: options of the job.
 
     Raises:
-        ArgumentError: `command` is empty, there are fewer ranks than nodes, or a variable has an invalid value.
+        ArgumentError: `command` is empty, there are fewer ranks than nodes or fewer places than `max_ranks`, or a
+            variable has an invalid value.
         CommandError: srun or the command does not exist, or cannot be executed.
         LaunchError: the step cannot be started, or a node does not answer.
         UnsupportedError: the system is not Linux.
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
-    options.refuse_min_ranks("in an allocation of Slurm")
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
-    counts = list(allocation.ranks) if ranks is None else spread(ranks, len(allocation.ranks))
+    counts = allocation.counts(ranks, options)
     if options.stdin_rank is not None and not 0 <= options.stdin_rank < sum(counts):
         raise ArgumentError(f"rank {options.stdin_rank} cannot read standard input: want a rank below {sum(counts)}")
     environment = inherited_environment() | dict(options.variables)
     check_can_run("multiring run", ["srun"] if command else [], environment)
     settings = Settings.from_environment(environment, horovod=options.horovod)
+    refuse_min_ranks(options, sum(counts), environment)
+    # More ranks than the allocation has tasks are the user's wish: each node then has as many places.
+    places = [max(pair) for pair in zip(counts, allocation.ranks, strict=True)]
+    refuse_too_few_places(options, [(f"node {index}", count) for index, count in enumerate(places)])
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
     listener, address = _listener(settings, secret)
     patience_s = settings.init_timeout_s  # srun may start the agents late, because a step may wait for another to end
@@ -148,11 +162,15 @@ def run_in_slurm(
     nodes = str(len(counts))
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
     words += ["--mpi=none", "--input=all", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"]
+    words += ["--no-kill"] if options.min_ranks is not None else []  # the step outlives a lost node
     words += ["--job-name=multiring", *module_command(AGENT, "connect")]
     own = {name: text for name, text in environment.items() if name not in (*_OF_TASKS, *_OF_TASKS_TOO)}
 
     sessions = HostSessions(
-        [HostSession(f"node {index}", index, count) for index, count in enumerate(counts)],
+        [
+            HostSession(f"node {index}", index, count, slots=0 if options.max_ranks is None else places[index])
+            for index, count in enumerate(counts)
+        ],
         lambda: open_step(words, own, json.dumps(told).encode() + b"\n"),
     )
     # The environment goes the way of srun, because the connections over TCP can be read on the way.
@@ -163,7 +181,7 @@ def run_in_slurm(
     )
     task = task_of(sent, settings, patience_s, absent, secret)
     try:
-        return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number, listener), options)
+        return run_job(sessions, lambda current, number: hosts_job(sessions, task, current, number, listener), options)
     finally:
         listener.close()
 

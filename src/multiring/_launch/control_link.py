@@ -27,6 +27,7 @@ _PING_S = 3.0
 QUIET_S = 5.0  # an end that sends nothing for this long may be dead: it has missed its time
 AGENT_BEGINS = b"\nmultiring host agent\n"  # the first bytes that an agent writes to a pipe
 SILENT_S = 15.0  # an end that sends nothing for this long counts as dead
+LEAST_SILENT_S = 8.0  # the shortest time that a job may choose instead: two messages may be late
 _STREAM = struct.Struct(">cIIB")
 _STREAM_KIND = b"s"
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -46,6 +47,15 @@ class StreamData:
     rank: int
     stream: int
     data: bytes
+
+
+def silence_of(wire_timeout_s: float) -> float:
+    """Return after how much silence an end counts as dead, in a job that goes on without lost hosts.
+
+    If the ranks that the launcher reaches are the fewer ones, they go on only once the others' hosts count as lost.
+    That must not take longer than the ranks' own time for a wire that is cut.
+    """
+    return min(SILENT_S, max(LEAST_SILENT_S, wire_timeout_s))
 
 
 def control_key(secret: bytes) -> bytes:
@@ -84,6 +94,7 @@ class ControlLink:
         self._awaited, self._before = begins_with, b""
         self._received: deque[Message | StreamData] = deque()
         self._heard_at = self._said_at = time.monotonic()
+        self.silent_s: float | None = None  # a time that the job has chosen in place of SILENT_S
         self.is_open = True
         self.failure = "the connection was closed"  # the reason for the end of the connection
         for descriptor in (self._reading, self._writing):
@@ -123,7 +134,7 @@ class ControlLink:
     def wake_at(self) -> float:
         """The monotonic time at which `ping_if_due` or `has_fallen_silent` must be called."""
         ping_at = self._said_at + _PING_S
-        return ping_at if self._awaited else min(ping_at, self._heard_at + SILENT_S)
+        return ping_at if self._awaited else min(ping_at, self._heard_at + self.patience_s)
 
     # -- receiving
 
@@ -132,12 +143,17 @@ class ControlLink:
         return self._received.popleft() if self._received else None
 
     @property
+    def patience_s(self) -> float:
+        """How long the other end may send nothing."""
+        return SILENT_S if self.silent_s is None else self.silent_s
+
+    @property
     def has_fallen_silent(self) -> bool:
-        """Whether the other end has sent nothing for SILENT_S seconds.
+        """Whether the other end has sent nothing for `patience_s` seconds.
 
         An end that has not begun is not silent: a slow login has as much time as the caller gives it.
         """
-        return self.is_quiet(SILENT_S)
+        return self.is_quiet(self.patience_s)
 
     def is_quiet(self, seconds: float) -> bool:
         """Whether the other end is expected to speak and has sent nothing for `seconds`."""

@@ -8,13 +8,14 @@ reaches goes on.
 
 import contextlib
 import secrets
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiring._launch.client_relay import INTAKE, ProcessRelay, name_of_newcomer, votes_of
-from multiring._launch.control_link import secret_of_start
+from multiring._launch.control_link import secret_of_start, silence_of
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.growing_job import Growing
 from multiring._launch.host_agent import PORTS
@@ -25,7 +26,7 @@ from multiring._launch.hosts_job import HostsJob
 from multiring._launch.hosts_loop import HostsTask
 from multiring._launch.intake_point import FormationAddresses, FormationOpening, IntakePoint
 from multiring._launch.job import JobOptions
-from multiring._launch.job_process import JobProcess
+from multiring._launch.job_process import JobProcess, text_of
 from multiring._launch.shrinking_job import LEFT_CODE, Shrinking
 from multiring._launch.vote_point import VotePoint
 from multiring._runtime.bootstrap.addresses import TcpAddress
@@ -54,6 +55,7 @@ class _RelayingJob(Shrinking, HostsJob):
         self._relayed: dict[tuple[HostSession, int], tuple[LocalPoint[Any], LocalClient]] = {}
         self._name = ""  # this start's, once it has begun
         self._told: Message = {}  # what the agents of all hosts are told at the beginning
+        self._leaving: set[HostSession] = set()  # hosts that got SIGTERM
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         super()._open(stack)
@@ -80,6 +82,10 @@ class _RelayingJob(Shrinking, HostsJob):
     def _secret_of(self, job: str) -> str:
         return secret_of_start(self._task.secret, job)
 
+    @property
+    def _silent_s(self) -> float | None:
+        return silence_of(self._task.wire_timeout_s)
+
     def _handlers(self) -> dict[str, Callable[[HostSession, Message], None]]:
         return {**super()._handlers(), "relay": self._on_relay}
 
@@ -104,8 +110,27 @@ class _RelayingJob(Shrinking, HostsJob):
         else:
             point.lose(client, has_ended=True, is_unsure=False)
 
+    def _on_signal_elsewhere(self, session: HostSession, message: Message) -> None:
+        """Have the ranks of a host leave that is asked to end, such as a machine that its cloud takes back.
+
+        Slurm asks all nodes: where it has started the agents, the job ends.
+        """
+        if message["signal"] != signal.SIGTERM or not session.is_opened_here:
+            super()._on_signal_elsewhere(session, message)
+            return
+        self._leaving.add(session)
+        ranks = [
+            rank
+            for rank, (member, host) in enumerate(zip(self._members, self._host_of, strict=True))
+            if host is session and member.code is None
+        ]
+        who = text_of([self._members[rank] for rank in ranks]) if ranks else "no rank"
+        self._say(f"{session.name} got SIGTERM: {who} {'are' if len(ranks) > 1 else 'is'} to leave")
+        session.send(signal=signal.SIGTERM, ranks=ranks)
+
     def _on_lost_host(self, session: HostSession) -> None:
         super()._on_lost_host(session)
+        self._leaving.discard(session)
         self._forget_processes(session)
 
     def _forget_processes(self, session: HostSession) -> None:
@@ -244,7 +269,9 @@ class GrowingHostsJob(Growing, _RelayingJob):
 
     def _host_for_newcomer(self) -> HostSession | None:
         """Return a host with a free place; have one come if there is none."""
-        usable = [each for each in self._sessions.all if self._health.may_be_used(each.host)]
+        usable = [
+            each for each in self._sessions.all if self._health.may_be_used(each.host) and each not in self._leaving
+        ]
         for session in usable:
             if session.is_open and not session.is_over and len(self._running_on(session)) < self._slots_of(session):
                 return session

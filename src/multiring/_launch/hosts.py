@@ -198,6 +198,7 @@ def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, abse
         patience_s=patience_s,
         absent=absent,
         secret=secret,
+        wire_timeout_s=settings.wire_timeout_s,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiring._launch.commands import CommandError
-from multiring._launch.control_link import CALL, OUTCOME, QUIET_S, SILENT_S, STDIN, STDOUT, StreamData
+from multiring._launch.control_link import CALL, OUTCOME, QUIET_S, STDIN, STDOUT, StreamData
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.job import Job, JobOptions
@@ -99,6 +99,7 @@ class HostsTask:
     - patience_s: how long the launcher waits for the agents of all hosts.
     - absent: what to say of a host that did not come.
     - secret: the job's secret.
+    - wire_timeout_s: how long ranks take a silent wire for slow.
     - call: the call whose outcomes are wanted, or None if the ranks run a command only.
     """
 
@@ -110,6 +111,7 @@ class HostsTask:
     patience_s: float
     absent: str
     secret: bytes = field(repr=False)
+    wire_timeout_s: float
     call: CallFolder | None = None
 
 
@@ -143,6 +145,11 @@ class HostsLoop(Job):
         self._is_waiting = False  # the ranks have not been started
         self._is_ending = False
 
+    @property
+    def _silent_s(self) -> float | None:
+        """How long an agent and this process may hear nothing of each other, if it is not the usual time."""
+        return None
+
     def _send_plan(self, session: HostSession) -> None:
         # An agent that shows its output has a task of its own. Its connection can be read on the way, so neither the
         # secret nor the environment may travel over it.
@@ -155,9 +162,12 @@ class HostsLoop(Job):
                 "ports": self._task.ports,
                 "is_met": len(self._sessions.all) > 1 or self._options.max_ranks is not None,
                 "calls": self._task.call is not None,
+                "silent_s": self._silent_s,
             },
             start=self._number,
         )
+        if session.link is not None:
+            session.link.silent_s = self._silent_s
         if self._task.call is not None and session.link is not None:
             session.link.send_pieces(self._number, 0, CALL, self._task.call.content)
 
@@ -201,7 +211,7 @@ class HostsLoop(Job):
                 self._hear(session, message)
             link.ping_if_due()
             if link.has_fallen_silent:
-                link.close(f"it has sent nothing for {SILENT_S:g} s")
+                link.close(f"it has sent nothing for {link.patience_s:g} s")
             if session.is_lost:
                 self._on_lost_host(session)
         self._sessions.end_processes()

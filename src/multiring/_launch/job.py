@@ -124,8 +124,8 @@ class JobOptions:
         """Raise ArgumentError if `min_ranks` is set; `how` says what starts the ranks."""
         if self.min_ranks is not None:
             raise ArgumentError(
-                f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones only on one host, or with --hosts "
-                "by ssh, so far; --max-restarts starts the job again"
+                f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones on one host, with --hosts by ssh, "
+                "and in an allocation of Slurm; --max-restarts starts the job again"
             )
 
 

@@ -1,0 +1,76 @@
+"""`multiring run --min-ranks` in an allocation of a real Slurm: ranks and nodes are lost, and newcomers come."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.elastic_scripts import SUMS, ends_in
+from tests.support.slurm_cluster import HOME, SlurmCluster
+
+if TYPE_CHECKING:
+    import subprocess
+
+pytestmark = pytest.mark.timeout(300)  # a busy machine
+SCRIPT = "/opt/programs/train.py"
+RUN = ("multiring", "run", "--min-ranks", "2")
+
+
+@pytest.fixture
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(shared=True) as made:
+        made.program("train.py", SUMS)
+        yield made
+
+
+def wait_for_size(job: "subprocess.Popen[str]", size: int) -> None:
+    """Wait until a rank has begun to train with so many ranks."""
+    assert job.stdout is not None
+    for line in job.stdout:
+        if f"SIZE {size} " in line:
+            return
+    pytest.fail(f"the job ended without {size} ranks: {job.communicate()[1]}")
+
+
+def test_lost_ranks_are_replaced_and_the_job_goes_on_without_a_lost_node(cluster: SlurmCluster) -> None:
+    job = cluster.user("salloc", "--no-kill", "-N3", "--ntasks-per-node=2", *RUN, "--max-ranks", "6", SCRIPT)
+    wait_for_size(job, 6)
+    cluster.root("sh", "-c", f"sleep 2; pkill -9 -n -f {SCRIPT}$", host=1)
+    wait_for_size(job, 5)
+    wait_for_size(job, 6)  # the newcomer is on host1
+    cluster.kill_host(2)
+    wait_for_size(job, 4)
+    cluster.run("touch", f"{HOME}/stop")
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    told = ends_in(out)
+    assert sorted(rank for _, rank, *_ in told) == [0, 1, 2, 3], err
+    assert all(is_right for _, _, is_right, _ in told), (told, err)
+    assert "rank 6 is started as a newcomer on node 1 (host1)" in err
+    assert "node 2 (host2) was lost" in err
+
+
+def test_scancel_ends_the_job_and_sigterm_to_a_rank_does_not(cluster: SlurmCluster) -> None:
+    code, _, err = refused(cluster, "--max-ranks", "5")
+    assert code == 2
+    assert "--max-ranks 5, but node 0:2,node 1:2 has places for 4; want more places" in err
+    cluster.program("job.sh", f"#!/bin/sh\n{' '.join(RUN)} {SCRIPT}\necho code $?\n")
+    number = cluster.run("sbatch", "-N2", "--ntasks-per-node=2", "--output=job.out", "/opt/programs/job.sh").split()[-1]
+    cluster.wait_for(lambda: "SIZE 4" in said(cluster))
+    cluster.root("sh", "-c", f"sleep 2; pkill -TERM -n -f {SCRIPT}$", host=1)
+    cluster.wait_for(lambda: "SIZE 3" in said(cluster) and "has left, because it got SIGTERM" in said(cluster))
+    cluster.run("scancel", number)
+    cluster.wait_for(lambda: number not in cluster.jobs(), 120)
+    assert "SIGTERM received" in said(cluster)
+    look = ("sh", "-c", f"pgrep -fa '[m]ultiring run|[h]ost_agent|{SCRIPT[:-1]}[y]$' || true")
+    for host in range(2):
+        cluster.wait_for(lambda host=host: not cluster.root(*look, host=host))  # type: ignore[misc]
+
+
+def refused(cluster: SlurmCluster, *words: str) -> tuple[int, str, str]:
+    job = cluster.user("salloc", "-N2", "--ntasks-per-node=2", *RUN, *words, SCRIPT)
+    out, err = job.communicate(timeout=120)
+    return job.returncode, out, err
+
+
+def said(cluster: SlurmCluster) -> str:
+    return cluster.run("sh", "-c", f"cat {HOME}/job.out 2>/dev/null || true")
