@@ -283,6 +283,7 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--max-ranks N",
         "--reset-limit N",
         "--host-discovery SCRIPT",
+        "--survive-launcher S",
         "--seal",
         "--log-dir DIR",
         "--record FILE",

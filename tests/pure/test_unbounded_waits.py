@@ -41,6 +41,8 @@ KNOWN = {
     ("_launch/function.py", "selector.select()"): JOB,
     ("_launch/job.py", "os.waitpid(member.pid, 0)"): OVER,
     ("_launch/host_discovery.py", "process.wait()"): KILLED,
+    ("_launch/job_keeper.py", "self._listener.accept()"): READY,
+    ("_launch/kept_launcher.py", "poll.select()"): JOB,
     ("_launch/live_page.py", "self._process.wait()"): KILLED,
     ("_launch/local_point.py", "self._listener.accept()"): READY,
     ("_launch/script_copies.py", "process.wait()"): KILLED,

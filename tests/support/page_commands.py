@@ -229,6 +229,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("distribute.md", "multiring run -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
         "its ranks are replaced after a loss; benchmarks/evidence/growing/distribute.py runs such jobs"
     ),
+    ("elastic.md", "multiring run -n 4 --min-ranks 2 --survive-launcher 60 train.py"): Read(
+        "its launcher is killed and another adopts the job; tests/wire/test_surviving_launcher.py"
+    ),
     ("elastic.md", "multiring run -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
         "its ranks are replaced after a loss; tests/wire/test_growing.py"
     ),

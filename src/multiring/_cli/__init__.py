@@ -76,14 +76,16 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     parser.error(f"unknown: {' '.join(unknown)}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, is_kept: bool = False) -> int:
     """Run one command and return its exit code.
 
     0: done. 1: the answer is no. 2: the input is wrong. Some commands return other codes.
+
+    `is_kept`: this process is the child of a job's keeper, and `--survive-launcher` is done.
     """
     open_closed_streams()
     try:
-        return _run(argv)
+        return _run(argv, is_kept=is_kept)
     except ReaderGoneError:
         return READER_GONE
     except KeyboardInterrupt:  # Ctrl-C has also interrupted the processes that the command started
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, *, is_kept: bool) -> int:
     parser = _Parser(
         prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
     )
@@ -109,5 +111,6 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         _refuse(commands.choices[arguments.command], unknown)
+    arguments.words = None if is_kept else list(words)  # what starts the same job again
     code: int = COMMANDS[arguments.command].run(arguments)
     return code

@@ -33,7 +33,6 @@ from multiring._launch import (
     run_node,
     run_over_hosts,
     slurm_allocation,
-    spread,
     torchrun_nodes,
     visible_gpus,
 )
@@ -140,6 +139,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --max-ranks: use the hosts that SCRIPT prints, as lines host:slots, now and later",
     )
     parser.add_argument(
+        "--survive-launcher",
+        type=float,
+        metavar="S",
+        help="if this process is killed, the ranks go on for S seconds, and the same command adopts them",
+    )
+    parser.add_argument(
         "--seal",
         action="store_true",
         default=None,
@@ -171,6 +176,17 @@ def run(arguments: argparse.Namespace) -> int:
     127: the command does not exist. 126: it cannot be executed.
     """
     asked = _with_file(arguments)
+    if asked.survive_launcher is not None and arguments.words is not None:
+        if asked.stdin is not None:
+            arguments.refuse("--stdin needs the terminal of one launcher; leave out --survive-launcher")
+        from multiring._cli.run_kept import run_surviving  # noqa: PLC0415 -- most jobs start faster without
+
+        return run_surviving(arguments.words, asked.survive_launcher)
+    return _run_asked(asked, arguments)
+
+
+def _run_asked(asked: argparse.Namespace, arguments: argparse.Namespace) -> int:
+    """Run the job of the options `asked`, which the file of options has completed."""
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
     node = _node(asked, arguments)
     if asked.here and hosts is not None:
@@ -270,7 +286,7 @@ def _node_of_torchrun(asked: argparse.Namespace) -> NodePlace | None:
 
 def _start_in_slurm(command: list[str], ranks: int | None, allocation: SlurmAllocation, options: JobOptions) -> int:
     """Run a job on all nodes of a Slurm allocation, and return its exit code."""
-    counts = list(allocation.ranks) if ranks is None else spread(ranks, len(allocation.ranks))
+    counts = allocation.counts(ranks, options)
     places = ", ".join(map(str, counts))
     print(
         f"multiring: {sum(counts)} ranks on the {len(counts)} nodes of Slurm job {allocation.job} ({places}), by srun; "

@@ -65,6 +65,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         "max-ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "max_ranks", int),
         "reset-limit": ("an integer >= 0", _count, "reset_limit", int),
         "host-discovery": ("a command", _text, "host_discovery", str),
+        "survive-launcher": ("seconds", _number, "survive_launcher", float),
         "seal": ("true or false", lambda value: isinstance(value, bool), "seal", bool),
         "log-dir": ("the path of a folder", _text, "log_dir", Path),
         "record": ("the path of a file", _text, "record", Path),
