@@ -115,6 +115,7 @@ bench: build  ## Check every time floor against the peers (hours; resumes after 
 evidence: build site .venv/.ready-conformance  ## Run the long tests: rank deaths, 64 ranks, third-party programs, the lab (as root)
 	$(call each,$(EVIDENCE))
 	.ci/with-clusters python benchmarks/evidence/launching/kills.py --only ray,dask --results build/kills-clusters.jsonl
+	.ci/with-clusters python benchmarks/evidence/trials/beside_ray.py
 	$(MAKE) spark-test
 
 .PHONY: image-test

@@ -105,6 +105,7 @@ KNOWN_BY = {
     "training/loop.py::TrainingRun._write": "a run's folder by its options; it adds a line",
     "training/run_folder.py::claim": "a lock, which is opened and not changed",
     "training/report.py::_svg": "written to memory",
+    "trials/journal.py::_drop_part": "the part of a line at the end of a journal, which opened_journal has recognized",
     "vision/formats/coco.py::write_coco": OWN_FOLDER,
     "vision/formats/exchange.py::_copy": "it makes a new file",
     "vision/formats/exchange.py::_new_folder": f"{OWN_FOLDER}, of a random name; put where nothing is",

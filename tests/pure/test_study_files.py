@@ -87,6 +87,7 @@ def test_a_good_file(tmp_path: Path) -> None:
             4,
             "ranks_per_trial: 'layers': want one of the parameters",
         ),
+        ("ranks = 2", "ranks = 1000000000", 3, "ranks: 1000000000: want the number of ranks that run at a time, 1 to"),
         ("ranks = 2", 'ranks = 2\ndirection = "down"', 4, "direction: 'down': want 'minimize' or 'maximize'"),
         ("time_limit_s = 60", "time_limit_s = 0", 4, "time_limit_s: 0: want seconds above 0"),
         ("time_limit_s = 60", "time_limit_s = nan", 4, "time_limit_s: nan: want seconds above 0"),
@@ -129,6 +130,12 @@ def test_a_wrong_file_is_refused_with_line_and_field(tmp_path: Path, old: str, n
     text = str(raised.value)
     assert told in text
     assert text.startswith(f"{tmp_path}/study.toml, line {line}: " if line else f"{tmp_path}/study.toml: "), text
+
+
+def test_a_file_that_begins_with_a_mark(tmp_path: Path) -> None:
+    assert read(tmp_path, f"\ufeff{GOOD}").ranks == 2
+    with pytest.raises(ArgumentError, match=r"study\.toml, line 1: name: '': want a text"):
+        read(tmp_path, "\ufeff" + GOOD.replace("digits", ""))
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trials without ranks: spaces, the choice of ranks, outcomes, and the writer of a storage."""
 
+import dataclasses
 import logging
 import math
 import sqlite3
@@ -11,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 
+from multiring._cli.trials import why_none
 from multiring._runtime.group.generation_end import GenerationEnd
 from multiring.errors import ArgumentError
 from multiring.trials import NoTrialError, TrialStoppedError
@@ -21,7 +23,7 @@ from multiring.trials.plan import StudyArguments, plan_of
 from multiring.trials.results import StudyResult, TrialResult
 from multiring.trials.space import distributions_of, space_text
 from multiring.trials.storage import INTERRUPTED, REASON, StorageWriter, opened, study_in_memory
-from multiring.trials.trial import TrialPruned, outcome_of_error, outcome_of_value
+from multiring.trials.trial import TrialPruned, checked_report, outcome_of_error, outcome_of_value
 
 SPACE = {"rate": {"low": 1e-5, "high": 0.1, "log": True}, "layers": {"low": 1, "high": 4}, "batch": [16, 32]}
 WAIT_S = 60.0
@@ -36,6 +38,18 @@ def test_forms_of_a_space() -> None:
         "decay": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
     }
     assert space_text(found) == space_text(dict(reversed(found.items())))
+    numbers = {
+        "rate": {"low": np.float32(0.5), "high": np.float64(1.0)},
+        "batch": list(np.arange(2)),
+        "kind": ("a", "b"),
+    }
+    assert distributions_of(numbers) == {
+        "rate": optuna.distributions.FloatDistribution(0.5, 1.0),
+        "batch": optuna.distributions.CategoricalDistribution([0, 1]),
+        "kind": optuna.distributions.CategoricalDistribution(["a", "b"]),
+    }
+    plan = plan_of(arguments(trials=np.int64(3), ranks_per_trial=np.int64(2)), [(0, 1, 2, 3)])
+    assert (plan.trials, plan.ranks_per_trial) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +60,9 @@ def test_forms_of_a_space() -> None:
         ([True, 1], "it has True and 1, which are equal"),
         ([None, 0, "0", False], "it has 0 and False, which are equal"),
         (optuna.distributions.CategoricalDistribution([2, 2.0]), "it has 2 and 2.0, which are equal"),
+        ([0.5, math.nan, math.nan], "a choice twice"),
+        ([[1], [2]], "list"),
+        ((0.0, 1.0), r"want \[0.0, 1.0\], or {'low': 0.0, 'high': 1.0}"),
         ([(1, 2)], "tuple"),
         ("relu", "type str"),
         (3, "type int"),
@@ -58,6 +75,7 @@ def test_forms_of_a_space() -> None:
         ({"low": 0.0, "high": 1.0, "step": -0.5}, "step > 0"),
         ({"low": 0.0}, "high=None: want a finite number"),
         ({"low": 0.0, "high": math.inf}, "high=inf"),
+        ({"low": 0, "high": 10**400}, "too large"),
         ({"low": 0.0, "high": "1"}, "high='1'"),
         ({"low": True, "high": 3}, "low=True"),
         ({"low": 0.0, "high": 1.0, "log": "yes"}, "log='yes'"),
@@ -94,6 +112,13 @@ def test_ranks_of_a_trial_are_on_as_few_hosts_as_possible() -> None:
         (True, "failed", "returned True"),
         ([1.0, 2.0], "failed", r"returned \[1.0, 2.0\]"),
         (np.zeros(2), "failed", "returned array"),
+        (np.array([[0.25]]), "complete", ""),
+        (np.True_, "failed", "returned np.True_"),
+        (np.array("1.5"), "failed", "returned array('1.5'"),
+        (np.complex64(1), "failed", "returned np.complex64"),
+        (np.timedelta64(3, "s"), "failed", "returned np.timedelta64"),
+        (10**400, "failed", "returned 1000"),
+        ({"loss": 1.0}, "failed", "returned {'loss': 1.0}"),
         (math.nan, "failed", "returned NaN"),
     ],
 )
@@ -129,6 +154,13 @@ def test_the_best_trial() -> None:
     assert StudyResult(name="a", direction="maximize", trials=trials, unsaved=0).best.number == 1
     with pytest.raises(NoTrialError, match="none of 1 trials is complete"):
         _ = StudyResult(name="a", direction="minimize", trials=trials[:1], unsaved=0).best
+
+
+def test_why_no_trial_is_complete() -> None:
+    failed = dataclasses.replace(trial(1, "failed", None), reason="rank 0: ValueError: no such layer")
+    assert why_none([trial(0, "pruned", 0.5), failed]) == "trial 1: rank 0: ValueError: no such layer"
+    assert why_none([trial(0, "pruned", 0.5)]) == "trial 0: pruned"
+    assert why_none([]) == "none ran"
 
 
 def memory(storage: Any, name: str = "study", space: Any = SPACE, direction: Any = "minimize") -> Any:
@@ -209,15 +241,48 @@ def test_a_locked_storage_delays_nothing_and_gets_all_later(tmp_path: Path, capl
     assert facts(optuna.load_study(study_name="study", storage=url)) == facts(study)
 
 
+class SlowWriting:
+    """Stands for the thread and the clock: the storage takes a value each 40 s."""
+
+    def __init__(self, writer: StorageWriter, values: int) -> None:
+        self._writer, self._left, self._now_s = writer, values, 0.0
+
+    def is_alive(self) -> bool:
+        return self._left > 0
+
+    def join(self, seconds: float) -> None:
+        del seconds
+        self._left -= 1
+        self._now_s += 40.0
+        vars(self._writer)["_taken"] += 1
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_the_end_waits_as_long_as_a_slow_storage_takes_values(
+    tmp_path: Path,
+    is_patient: bool,  # noqa: FBT001 -- a parameter of the test
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, writer = memory(tmp_path / "study.log")
+    slow = SlowWriting(writer, 1000)
+    vars(writer)["_thread"] = slow
+    monkeypatch.setattr("multiring.trials.storage.time", slow)
+    writer.close(60.0, is_patient=is_patient)
+    assert slow.is_alive() is not is_patient
+    assert caplog.text.count("the storage is slow; 0 trials are still being written to it") == 1
+
+
 @pytest.mark.parametrize("file", ["study.db", "study.log"])
 def test_a_storage_whose_file_is_removed(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
     study, writer = memory(tmp_path / file)
     writer.watch(tmp_path / file)
     writer.start()
     run_some(study, writer, 1)
-    until_s = time.monotonic() + WAIT_S
-    while writer.unsaved and time.monotonic() < until_s:
-        time.sleep(0.01)
+    assert wait_until_saved(writer)
     (tmp_path / file).unlink()
     run_some(study, writer, 2)
     assert writer.close(1.0) == 2
@@ -255,20 +320,104 @@ def test_a_storage_that_cannot_be_opened(storage: Any, told: str) -> None:
     assert "password" not in str(raised.value)
 
 
+@pytest.mark.parametrize("content", [b"my notes", b"rate = 3\nkind = 5\n", b"[1, 2]\n", b"3\n", bytes(range(256)) * 20])
+def test_a_file_that_is_no_journal_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "study.log"
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"study.log': it cannot be opened \(ValueError: the file is no journal"):
+        memory(path)
+    assert path.read_bytes() == content
+
+
+def test_a_journal_goes_on_after_a_part_of_a_line(tmp_path: Path) -> None:
+    """As a full disk leaves it, or a machine without power, after any byte: between writes, and between jobs."""
+    path = tmp_path / "study.log"
+    study, writer = memory(path)
+    writer.start()
+    run_some(study, writer, 1)
+    assert wait_until_saved(writer)
+    with path.open("ab") as file:
+        file.write(path.read_bytes().splitlines()[-1][:-5])  # a write that failed
+    run_some(study, writer, 2)
+    assert writer.close(WAIT_S) == 0
+    assert facts(optuna.load_study(study_name="study", storage=opened(path)[0])) == facts(study)
+    whole = path.read_bytes()
+    ends = [end for end, byte in enumerate(whole, 1) if byte == ord("\n")]
+    for size in (5, 20, ends[0] - 1, ends[1] + 3, ends[-2] + 1, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        again, writer = memory(path)
+        writer.start()
+        run_some(again, writer, 1)
+        assert writer.close(WAIT_S) == 0
+        assert facts(optuna.load_study(study_name="study", storage=opened(path)[0])) == facts(again)
+
+
+def wait_until_saved(writer: StorageWriter) -> bool:
+    until_s = time.monotonic() + WAIT_S
+    while writer.unsaved and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return writer.unsaved == 0
+
+
+def arguments(**changes: Any) -> StudyArguments:
+    plain: dict[str, Any] = {
+        "space": SPACE,
+        "trials": 3,
+        "ranks_per_trial": 1,
+        "direction": "minimize",
+        "sampler": None,
+        "pruner": None,
+        "storage": None,
+        "name": "study",
+        "time_limit_s": None,
+    }
+    return StudyArguments(**{**plain, **changes})
+
+
+def test_a_storage_that_is_locked_or_of_another_kind_at_the_start(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db?timeout=0.1"
+    plan_of(arguments(storage=url), [(0,)])
+    with sqlite3.connect(tmp_path / "study.db", isolation_level=None) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ArgumentError, match=r"^storage .*study.db.*cannot be opened \(.*database is locked\)"):
+            plan_of(arguments(storage=url), [(0,)])
+        lock.execute("ROLLBACK")
+    url = f"sqlite:///{tmp_path}/several.db"
+    optuna.create_study(storage=url, study_name="study", directions=["minimize", "maximize"])
+    with pytest.raises(ArgumentError, match=r"^storage .*several.db.*multi-objective"):
+        plan_of(arguments(storage=url), [(0,)])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (["a", 1], "'a'"),
+        ([True, 2], "True"),
+        ([0, 1], "0"),
+        ([2.0, 4.0], "2.0"),
+        ([8, 16], "8"),
+        ({"low": 0, "high": 4}, "0"),
+        ({"low": 5, "high": 8}, "5"),
+        ({"low": 1.0, "high": 4.0}, "1.0"),
+    ],
+)
+def test_parameters_that_cannot_be_numbers_of_ranks(values: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^ranks_per_trial='ranks': this parameter has the value {told}; want"):
+        plan_of(arguments(space={"ranks": values}, ranks_per_trial="ranks"), [(0, 1), (2, 3)])
+    assert plan_of(arguments(space={"ranks": [8, 1]}, ranks_per_trial="ranks"), [(0, 1)]).ranks_per_trial is None
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, True, None, "3", 2**53 + 1, 10**30])
+def test_steps_that_no_storage_keeps(step: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^report\(step=.*: want a whole number, 0 to 2\*\*53"):
+        checked_report(1.0, step)
+    assert checked_report(np.float32(0.5), np.int64(2**53)) == (0.5, 2**53)
+
+
 @pytest.mark.parametrize("storage", [False, True])
 def test_a_study_ends_before_it_began(tmp_path: Path, storage: bool) -> None:  # noqa: FBT001 -- a parameter of the test
     """As if a rank was lost while the others met."""
-    wanted = StudyArguments(
-        space=SPACE,
-        trials=3,
-        ranks_per_trial=1,
-        direction="minimize",
-        sampler=None,
-        pruner=None,
-        storage=tmp_path / "study.log" if storage else None,
-        name="study",
-        time_limit_s=None,
-    )
+    wanted = arguments(storage=tmp_path / "study.log" if storage else None)
     no_messages: Any = None  # it sends nothing
     found = StudyHolder(plan_of(wanted, [(0, 1)]), no_messages).close(is_interrupted=True)
     assert (found.trials, found.unsaved) == ((), 0)

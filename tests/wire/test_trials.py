@@ -71,7 +71,7 @@ def test_parameters_are_those_of_optuna_alone() -> None:
 
 KINDS = [
     *("good", "raises first", "raises last", "none", "text", "nan", "memory", "exits", "computes", "sleeps"),
-    *("pruned on one", "wrong report", "other step", "step twice", "nested", "shutdown"),
+    *("pruned on one", "wrong report", "other step", "step twice", "nested", "shutdown", "none but first"),
 ]
 REASONS = {
     "raises first": "ValueError: first",
@@ -122,7 +122,8 @@ def act(trial: trials.Trial) -> Any:  # noqa: C901 -- one case each
     assert list(found) == [0.5] * 3
     assert adapters.global_process_set.ranks == [0, 1]
     assert adapters.local_rank() == trial.ranks[multiring.rank()] % adapters.local_size()  # for devices
-    return {"none": None, "text": "1.5", "nan": float("nan")}.get(kind, 1.0)
+    other = 1.0 if is_first else None  # of a program whose first rank evaluates the model
+    return {"none": None, "text": "1.5", "nan": float("nan"), "none but first": other}.get(kind, 1.0)
 
 
 def fail_in_every_way(here: Here) -> Any:
@@ -271,6 +272,10 @@ def refused(here: Here, path: str) -> list[str]:
         texts.append(str(raised.value))
     with pytest.raises(ArgumentError, match="objective=3: want a function"):
         trials.run(3, SPACE, trials=1)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError) as raised:
+        trials.run(None if here.rank == 2 else lambda trial: loss_of(trial.params), SPACE, trials=1)  # type: ignore[arg-type]
+    own = here.rank == 2
+    assert str(raised.value).startswith("objective=None: want" if own else "objective: that of rank 2 is no function")
     with pytest.raises(StateError, match="the study cannot go on: RuntimeError: the sampler is broken"):
         trials.run(lambda trial: loss_of(trial.params), SPACE, trials=9, sampler=Broken(seed=1))
     found = trials.run(

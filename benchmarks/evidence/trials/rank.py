@@ -136,10 +136,32 @@ def moves(count: int, seed: int) -> dict[str, Any]:
     return {}
 
 
-def copies(size_bytes: int, rounds: int) -> dict[str, Any]:
+def beside(durations: list[float], places: int) -> dict[str, Any]:
+    """Run trials of these durations with ten reports; return when each began and ended, and when the study was called.
+
+    All times are seconds of the wall clock, as another program starts the command.
+    """
+    del places
+    spans: list[tuple[float, float]] = []
+
+    def objective(trial: trials.Trial) -> float:
+        began_s = time.time()
+        for step in range(10):
+            time.sleep(durations[trial.number] / 10)
+            trial.report(1 / (step + 1), step)
+        spans.append((began_s, time.time()))
+        return 0.1
+
+    called_s = time.time()
+    trials.run(objective, {"x": {"low": 0.0, "high": 1.0}}, trials=len(durations))
+    return {"called_s": called_s, "spans": [each for some in allgather_object(spans) for each in some]}
+
+
+def copies(size_bytes: int, rounds: int, places: int = 2) -> dict[str, Any]:
     """Run a population of two members, of which one copies the other's model and optimizer after each round."""
     import torch  # noqa: PLC0415 -- only this case needs it
 
+    del places
     torch.set_num_threads(1)
     took_s: list[float] = []
 
@@ -195,6 +217,7 @@ def main() -> None:
         "ask": ask,
         "prunes": prunes,
         "moves": moves,
+        "beside": beside,
         "copies": copies,
         "stored": stored,
     }

@@ -9,10 +9,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multiring._cli.output import show
 from multiring._launch import CommandError
 from multiring.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiring.trials.results import TrialResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import optuna  # noqa: PLC0415 -- the other commands start faster without
-
-    from multiring._cli.run import program_of  # noqa: PLC0415 -- as above
+    from multiring._cli.run import program_of  # noqa: PLC0415 -- the other commands start faster without
     from multiring.trials.command.study import run_command_study  # noqa: PLC0415 -- as above
+    from multiring.trials.plan import imported_optuna  # noqa: PLC0415 -- as above
 
+    optuna = imported_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if arguments.program and arguments.program[0].startswith("-") and arguments.program[0] != "--":
         raise ArgumentError(f"{arguments.program[0]}: want options before {arguments.study}, and -- before the program")
@@ -67,13 +73,18 @@ def _run(arguments: argparse.Namespace) -> int:
         show("the study was ended early; the same command goes on with it if the file names a storage")
         return 128 + found.signal
     if found.best is None:
-        first = next((f"trial {each.number}: {each.reason}" for each in found.result.trials if each.reason), "none ran")
-        show(f"no trial is complete; {first}")
+        show(f"no trial is complete; {why_none(found.result.trials)}")
         return 1
     if found.judged is None:
         show("not judged: the best of many trials looks better than it is; a table [judge] trains it again")
         return 0
     return 1 if found.judged.problems else 0
+
+
+def why_none(trials: "Sequence[TrialResult]") -> str:
+    """Return why no trial is complete: the reason of the first one that failed, or else the state of the first one."""
+    shown = sorted(trials, key=lambda each: not each.reason)[:1]
+    return "".join(f"trial {each.number}: {each.reason or each.state}" for each in shown) or "none ran"
 
 
 def _page(arguments: argparse.Namespace) -> int:
@@ -90,4 +101,8 @@ def _page(arguments: argparse.Namespace) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} ranks: want an integer >= 1")
+    from multiring.trials.command.study_file import MOST_RANKS  # noqa: PLC0415 -- the other commands start faster without
+
+    if len(text) > len(str(MOST_RANKS)) or int(text) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} ranks: want at most {MOST_RANKS} on this host")
     return int(text)

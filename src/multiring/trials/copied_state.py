@@ -25,6 +25,7 @@ class StateCopies:
         self._group = group
         self._sending: list[Handle] = []
         self._room = np.empty(0, np.uint8)  # what is being sent
+        _know_tensors()  # so that the first copy does not wait for an import
 
     def check(self, state: Any) -> None:
         """Refuse a state that cannot be copied.

@@ -139,7 +139,7 @@ class StudyHolder:
         if self._thread.ident is not None:  # otherwise a rank was lost before the study began
             self._thread.join(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
         if self._found is None:
-            self._found = self._saved(_INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S)
+            self._found = self._saved(is_interrupted=is_interrupted)
         return self._found
 
     def give_up(self) -> None:
@@ -147,11 +147,12 @@ class StudyHolder:
         self._is_over.set()
         self._came.put((0, None))
 
-    def _saved(self, seconds: float) -> StudyResult:
+    def _saved(self, *, is_interrupted: bool) -> StudyResult:
         """Wait for the storage, and return what the study has found."""
         writer, unsaved = self._plan.writer, 0
         if writer is not None:
-            unsaved = writer.close(seconds)
+            seconds = _INTERRUPTED_SAVE_S if is_interrupted else _SAVE_S
+            unsaved = writer.close(seconds, is_patient=not is_interrupted)
             if unsaved:
                 _log.warning("trials: %d trials are not in the storage as they are in the result", unsaved)
         return self._ledger.result(unsaved)
@@ -177,7 +178,7 @@ class StudyHolder:
             return
         for serial in list(self._running):
             self._stop(serial, "the study cannot go on")
-        self._found = self._saved(_SAVE_S)
+        self._found = self._saved(is_interrupted=False)
         # The rank that holds the study hears of its end last: if it is lost before, another one goes on.
         lost = tuple(sorted(set(self._order) - self._live))
         for rank in reversed(self._order):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError
 from multiring.trials.command.words import command_line
-from multiring.trials.storage import COMMAND, JUDGED, RANKS, REASON, opened, shown_storage
+from multiring.trials.plan import imported_optuna
+from multiring.trials.storage import COMMAND, JUDGED, RANKS, REASON, opened, shown_storage, storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,20 +40,25 @@ def write_page(storage: str, name: str | None, output: Path | None) -> Path:
         ImportError: Optuna is not installed.
         OSError: the page cannot be written.
     """
-    try:
-        import optuna  # noqa: PLC0415 -- as in space.py
-    except ModuleNotFoundError as error:
-        raise ImportError("multiring trials: Optuna is not installed; pip install 'multiring[trials]'") from error
+    optuna = imported_optuna()
     if "://" not in storage and not Path(storage).is_file():
         raise ArgumentError(f"storage {storage!r}: there is no such file; want the storage of a study")
     found, _ = opened(storage)
-    names = [each.study_name for each in found.get_all_studies()]
+    try:
+        studies = {each.study_name: each for each in found.get_all_studies()}
+    except Exception as error:  # each storage has errors of its own
+        raise storage_error(storage, error) from error
+    names = list(studies)
     if name is None and len(names) != 1:
         raise ArgumentError(
             f"storage {shown_storage(storage)} has the studies {names}; want --name NAME with one of them"
         )
     if name is not None and name not in names:
         raise ArgumentError(f"--name {name!r}: the storage has the studies {names}")
+    if len(studies[name or names[0]].directions) > 1:
+        raise ArgumentError(
+            f"storage {shown_storage(storage)}: study {name or names[0]!r} has several values a trial; want one"
+        )
     study = optuna.load_study(study_name=name or names[0], storage=found)
     path = output or Path("".join(c if c.isalnum() or c in "-_." else "_" for c in study.study_name) + ".html")
     replace_file(path, page_of(study).encode(), is_ours=lambda data: _MARK in data[:200], what="page of a study")

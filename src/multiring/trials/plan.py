@@ -1,12 +1,13 @@
 """The arguments of a study, checked, and the study that they give."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MultiringError
 from multiring.trials.space import distributions_of
-from multiring.trials.storage import StorageWriter, opened, study_in_memory
+from multiring.trials.storage import StorageWriter, opened, storage_error, study_in_memory
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -63,18 +64,26 @@ def plan_of(wanted: StudyArguments, hosts: Sequence[Sequence[int]]) -> StudyPlan
     if wanted.pruner is not None and not isinstance(wanted.pruner, optuna.pruners.BasePruner):
         raise ArgumentError(f"pruner={wanted.pruner!r}: want a BasePruner of Optuna, or None")
     space = distributions_of(wanted.space)
-    ranks_of, constant = ranks_function(wanted.ranks_per_trial, set(space), sum(map(len, hosts)))
+    size = sum(map(len, hosts))
+    ranks_of, constant = ranks_function(wanted.ranks_per_trial, set(space), size)
+    if isinstance(wanted.ranks_per_trial, str):
+        _require_counts(wanted.ranks_per_trial, space[wanted.ranks_per_trial], size)
     storage, path = (None, None) if wanted.storage is None else opened(wanted.storage)
     pruner = optuna.pruners.NopPruner() if wanted.pruner is None else wanted.pruner
-    study, writer = study_in_memory(wanted.name, wanted.direction, space, wanted.sampler, pruner, storage)
-    if writer is not None and path is not None:
-        writer.watch(path)
+    try:
+        study, writer = study_in_memory(wanted.name, wanted.direction, space, wanted.sampler, pruner, storage)
+        if writer is not None and path is not None:
+            writer.watch(path)
+    except MultiringError:
+        raise
+    except Exception as error:  # each storage has errors of its own
+        raise storage_error(wanted.storage, error) from error
     return StudyPlan(
         wanted=wanted,
         study=study,
         writer=writer,
         space=space,
-        trials=wanted.trials,
+        trials=operator.index(wanted.trials),
         ranks_of=ranks_of,
         ranks_per_trial=constant,
         time_limit_s=limit_s,
@@ -91,6 +100,8 @@ def imported_optuna() -> Any:
     try:
         import optuna  # noqa: PLC0415 -- only the rank that holds the study needs it
     except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
         raise ImportError("multiring.trials: Optuna is not installed; pip install 'multiring[trials]'") from error
     return optuna
 
@@ -109,7 +120,7 @@ def checked_direction(direction: Any) -> None:
 
 def _checked(wanted: StudyArguments) -> float:
     """Check the arguments that need no Optuna; return the time limit in seconds."""
-    if isinstance(wanted.trials, bool) or not isinstance(wanted.trials, int) or wanted.trials < 1:
+    if (whole(wanted.trials) or 0) < 1:
         raise ArgumentError(f"trials={wanted.trials!r}: want a whole number, 1 or more")
     checked_direction(wanted.direction)
     if not isinstance(wanted.name, str) or not wanted.name:
@@ -137,11 +148,35 @@ def ranks_function(wanted: Any, names: set[str], size: int) -> tuple[Callable[[d
         return (lambda params: params[wanted]), None
     if callable(wanted):
         return wanted, None
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= size:
+    count = whole(wanted)
+    if count is None or not 1 <= count <= size:
         raise ArgumentError(f"ranks_per_trial={wanted!r}: want 1 to {size}, the number of ranks, or a function")
-    if size % wanted:
+    if size % count:
         raise ArgumentError(
-            f"ranks_per_trial={wanted}: {size} ranks make {size // wanted} groups, and {size % wanted} of them would "
+            f"ranks_per_trial={count}: {size} ranks make {size // count} groups, and {size % count} of them would "
             f"never work; want a divisor of {size}, or another number of ranks"
         )
-    return (lambda _params: wanted), wanted
+    return (lambda _params: count), count
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of Python or NumPy as an int; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _require_counts(name: str, distribution: Any, size: int) -> None:
+    """Refuse a parameter that cannot give a trial's number of ranks.
+
+    Values above `size` are allowed beside smaller ones, so that a study goes on in a job of fewer ranks.
+    """
+    # A range is judged by its first value: the smallest one, which is no whole number if the others are none.
+    choices = getattr(distribution, "choices", None) or [distribution.low]
+    wrong = [each for each in choices if isinstance(each, bool) or not isinstance(each, int) or each < 1]
+    if wrong or min(choices) > size:
+        raise ArgumentError(
+            f"ranks_per_trial={name!r}: this parameter has the value {(wrong or choices)[0]!r}; want whole numbers, 1 "
+            f"or more, and at least one up to {size}, the number of ranks"
+        )

@@ -148,7 +148,7 @@ class _PopulationRun(StudyRun):
         member.join(self._desk, told.serial, self._copies, self._rounds)
         return member
 
-    def _ended(self, serial: int, value: Any) -> ObjectiveOutcome:
-        del value  # the last round has told it
+    def _ended(self, trial: PopulationMember, serial: int, value: Any) -> ObjectiveOutcome:
+        del trial, value  # the last round has told it
         self._copies.finish()
         return ObjectiveOutcome(serial=serial, state="complete")

@@ -79,7 +79,7 @@ def run(  # noqa: PLR0913 -- all but two by name
             Optuna. A range may have a "step"; if all its numbers are whole ones, so are its values.
         trials: the number of trials of the study. Those that `storage` already has count, apart from interrupted ones.
         ranks_per_trial: a divisor of the number of ranks; or a function of a trial's parameters, or the name of the
-            parameter, that gives each trial's number of ranks.
+            parameter, that gives each trial's number of ranks, a whole number.
         direction: "minimize" or "maximize".
         sampler: a sampler of Optuna; by default Optuna's own default.
         pruner: a pruner of Optuna. By default no trial is pruned.
@@ -91,8 +91,8 @@ def run(  # noqa: PLR0913 -- all but two by name
             KeyboardInterrupt, if it is in the main thread.
 
     Raises:
-        ArgumentError: on every rank: an argument is wrong, the storage cannot be opened, or it has a study of this name
-            with another space or direction.
+        ArgumentError: on every rank: an argument is wrong, the objective of any rank is no function, the storage cannot
+            be opened, or it has a study of this name with another space or direction.
         ImportError: on every rank: Optuna is not installed on rank 0's host.
         PeerLostError: a rank died or left. The trials in flight have no result; with a storage, the next job tries them
             again.
@@ -146,9 +146,8 @@ def begin_together(
     world = current()
     if world.whole is not None:
         raise StateError(f"trials.{call}: this is a trial of another study; want the call outside the objective")
-    if not callable(objective):
-        raise ArgumentError(f"objective={objective!r}: want a function of a trial")
     group = world.group.twin()
+    _require_functions(group, objective)
     found, refusal = None, None
     if group.rank == 0:
         try:
@@ -157,6 +156,17 @@ def begin_together(
             refusal = error
     _raise_everywhere(group, refusal)
     return RunStart(objective, world, group), found
+
+
+def _require_functions(group: Group, objective: Any) -> None:
+    """Raise ArgumentError on every rank if the objective of any rank is no function."""
+    wrong = np.zeros(group.size)
+    wrong[group.rank] = not callable(objective)
+    group.all_reduce(wrong, label="trials")
+    if wrong[group.rank]:
+        raise ArgumentError(f"objective={objective!r}: want a function of a trial")
+    if wrong.any():
+        raise ArgumentError(f"objective: that of rank {wrong.argmax()} is no function; want one on every rank")
 
 
 def _raise_everywhere(group: Group, error: Exception | None) -> None:
@@ -223,7 +233,7 @@ class StudyRun:
         """Return what the objective gets: an object with `ranks` and `group`."""
         raise NotImplementedError
 
-    def _ended(self, serial: int, value: Any) -> ObjectiveOutcome:
+    def _ended(self, trial: Any, serial: int, value: Any) -> ObjectiveOutcome:
         """Return the outcome of an objective that has returned `value`."""
         raise NotImplementedError
 
@@ -293,7 +303,7 @@ class StudyRun:
         self._desk.begin(serial, end)
         try:
             try:
-                outcome = self._ended(serial, self._objective(trial))
+                outcome = self._ended(trial, serial, self._objective(trial))
             finally:
                 self._desk.leave()
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 -- told to the study, or raised
@@ -343,7 +353,9 @@ class _TrialsRun(StudyRun):
     def _trial(self, told: TrialAssignment, group: Group) -> Trial:
         return Trial(self._desk, told.serial, told.number, dict(told.params), told.ranks, group)
 
-    def _ended(self, serial: int, value: Any) -> ObjectiveOutcome:
+    def _ended(self, trial: Trial, serial: int, value: Any) -> ObjectiveOutcome:
+        if trial.group.rank != 0:  # what other ranks return does not count
+            return ObjectiveOutcome(serial=serial, state="complete")
         return outcome_of_value(serial, value)
 
     def _receive(self, sender: int, message: Message) -> None:

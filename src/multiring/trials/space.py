@@ -32,7 +32,7 @@ def distributions_of(space: Any) -> "dict[str, BaseDistribution]":
             raise ArgumentError(f"space: a parameter is called {name!r}; want a text")
         try:
             found[name] = _distribution(wanted)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(
                 f"space: parameter {name!r} is {wanted!r}: {error}; want a list of choices, or a range such as "
                 "{'low': 1e-5, 'high': 0.1, 'log': True}"
@@ -50,6 +50,14 @@ def _distribution(wanted: Any) -> "BaseDistribution":
         return _range(wanted, distributions)
     if isinstance(wanted, str) or not isinstance(wanted, Sequence):
         raise TypeError(f"it is of type {type(wanted).__name__}")
+    wanted = tuple(map(_plain, wanted)) if isinstance(wanted, tuple) else list(map(_plain, wanted))
+    if isinstance(wanted, tuple) and len(wanted) == 2 and all(map(_is_number, wanted)):
+        # Other libraries write a range so.
+        low, high = wanted
+        raise ValueError(
+            f"two numbers may be two choices or a range; want [{low!r}, {high!r}], or {{'low': {low!r}, "
+            f"'high': {high!r}}}"
+        )
     _require_different(wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a choice that no storage can keep
@@ -72,14 +80,14 @@ def _require_different(choices: Sequence[Any]) -> None:
 
 
 def _range(wanted: Mapping[str, Any], distributions: Any) -> "BaseDistribution":
-    low, high, step, log = (wanted.get(key) for key in ("low", "high", "step", "log"))
+    low, high, step, log = (_plain(wanted.get(key)) for key in ("low", "high", "step", "log"))
     if unknown := sorted(map(str, set(wanted) - _KEYS)):
         raise ValueError(f"it has {', '.join(unknown)}, which a range has not")
     if not isinstance(log, bool | None):
         raise TypeError(f"log={log!r}: want True or False")
     numbers = [("low", low), ("high", high), *([] if step is None else [("step", step)])]
     for key, value in numbers:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_number(value) or not math.isfinite(value):
             raise ValueError(f"{key}={value!r}: want a finite number")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the last step ends below `high`, which is an error here
@@ -93,6 +101,15 @@ def _range(wanted: Mapping[str, Any], distributions: Any) -> "BaseDistribution":
     if step is not None and last < high:
         raise ValueError(f"steps of {step} from {low} do not reach {high}: the last is {last}")
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as Python's own, and anything else as it is."""
+    return value.item() if hasattr(value, "dtype") and getattr(value, "shape", None) == () else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def space_text(space: "Mapping[str, BaseDistribution]") -> str:

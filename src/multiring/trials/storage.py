@@ -7,6 +7,7 @@ that changes ten times meanwhile is written once.
 
 import copy
 import logging
+import math
 import os
 import threading
 import time
@@ -47,8 +48,9 @@ def opened(storage: Any) -> "tuple[BaseStorage, Path | None]":
     Raises:
         ArgumentError: it cannot be opened.
     """
-    from optuna.storages import BaseStorage, JournalStorage, RDBStorage  # noqa: PLC0415 -- as in space.py
-    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
+    from optuna.storages import BaseStorage, RDBStorage  # noqa: PLC0415 -- as in space.py
+
+    from multiring.trials.journal import opened_journal  # noqa: PLC0415 -- it needs Optuna
 
     if isinstance(storage, BaseStorage):
         return storage, None
@@ -57,19 +59,32 @@ def opened(storage: Any) -> "tuple[BaseStorage, Path | None]":
     text = os.fspath(storage)
     try:
         if "://" not in text and Path(text).suffix not in _SQLITE:
-            return JournalStorage(JournalFileBackend(text)), Path(text).absolute()
+            return opened_journal(text), Path(text).absolute()
         url = text if "://" in text else f"sqlite:///{text}"
         path = url.partition("?")[0].removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
         return RDBStorage(url), Path(path).absolute() if path else None
     except Exception as error:
-        raise ArgumentError(
-            f"storage {shown_storage(text)}: it cannot be opened ({_first_line(error)}); want one that can be written, "
-            "whose driver is installed"
-        ) from error
+        raise storage_error(storage, error) from error
 
 
-def shown_storage(url: str) -> str:
-    """Return a path or a URL as messages show it: in quotes, without the URL's password."""
+def storage_error(storage: Any, error: Exception) -> ArgumentError:
+    """Return the error about a storage that cannot be opened, read or written.
+
+    Args:
+        storage: as the user gave it.
+        error: the storage's own.
+    """
+    return ArgumentError(
+        f"storage {shown_storage(storage)}: it cannot be opened ({_first_line(error)}); want one that can be written, "
+        "whose driver is installed"
+    )
+
+
+def shown_storage(storage: Any) -> str:
+    """Return a storage for an error: a URL without its password."""
+    if not isinstance(storage, str | os.PathLike):
+        return repr(storage)
+    url = os.fspath(storage)
     head, at, tail = url.rpartition("@")
     scheme, sep, user = head.partition("://")
     return repr(f"{scheme}{sep}{user.partition(':')[0]}:...{at}{tail}" if at and sep else url)
@@ -182,6 +197,15 @@ def _require_same_space(
         )
 
 
+def _as_it_is(trial: "FrozenTrial") -> "FrozenTrial":
+    """Return a copy that stays as it is. It is no deep one: a trial may have ten thousands of reports."""
+    found = copy.copy(trial)
+    found.params, found.distributions = dict(trial.params), dict(trial.distributions)
+    found.intermediate_values = dict(trial.intermediate_values)
+    found.user_attrs, found.system_attrs = dict(trial.user_attrs), dict(trial.system_attrs)
+    return found
+
+
 class StorageWriter:
     """Writes the trials of a study in memory to a storage, on a thread of its own.
 
@@ -205,6 +229,7 @@ class StorageWriter:
         self._is_over = False
         self._gives_up = threading.Event()
         self._is_lost = False  # whether the last write failed
+        self._taken = 0  # how many values the storage has taken
         self.require: Callable[[], None] = lambda: None  # raises OSError if the storage's file is gone
         self._thread = threading.Thread(target=self._run, name="multiring study storage", daemon=True)
 
@@ -229,7 +254,7 @@ class StorageWriter:
 
     def note(self, number: int) -> None:
         """Write the trial soon, as it is now. The thread that changes the study calls it."""
-        now = copy.deepcopy(self._study.get_trials(deepcopy=False)[number])  # Optuna changes its own in place
+        now = _as_it_is(self._study.get_trials(deepcopy=False)[number])
         with self._changed:
             self._dirty[number] = now
             self._changed.notify_all()
@@ -249,8 +274,13 @@ class StorageWriter:
         with self._changed:
             return len(self._dirty.keys() | self._writing | self._refused)
 
-    def close(self, seconds: float) -> int:
+    def close(self, seconds: float, *, is_patient: bool = False) -> int:
         """Wait until all is written, but at most `seconds`, or less if the storage is lost.
+
+        Args:
+            seconds: see above.
+            is_patient: count `seconds` from the last value that the storage has taken: a thousand reports take some
+                storages a minute.
 
         Return how many trials are not written.
         """
@@ -258,9 +288,15 @@ class StorageWriter:
             self._is_over = True
             self._changed.notify_all()
         until_s = time.monotonic() + seconds
-        lost_s = time.monotonic() + min(seconds, _LOST_S)
+        told_s = lost_s = time.monotonic() + min(seconds, _LOST_S)
+        seen = self._taken
         while self._thread.is_alive() and time.monotonic() < (lost_s if self._is_lost else until_s):
             self._thread.join(_TURN_S)
+            if is_patient and self._taken != seen:
+                seen, until_s = self._taken, time.monotonic() + seconds
+            if time.monotonic() > told_s and not self._is_lost:
+                told_s = math.inf
+                _log.warning("trials: the storage is slow; %d trials are still being written to it", self.unsaved)
         self._gives_up.set()
         return self.unsaved
 
@@ -328,6 +364,7 @@ class StorageWriter:
         if now.state not in (before.state, TrialState.WAITING):
             self._storage.set_trial_state_values(trial, now.state, now.values)
         self._written[number] = now
+        self._taken += 1
 
     def _write_parts(self, trial: int, before: Any, now: Any) -> None:
         """Write the parameters, reports and attributes that `now` has and `before` has not."""
@@ -338,6 +375,7 @@ class StorageWriter:
         for step, value in now.intermediate_values.items():
             if step not in before.intermediate_values:
                 self._storage.set_trial_intermediate_value(trial, step, value)
+                self._taken += 1
         for old, new, put in (
             (before.user_attrs, now.user_attrs, self._storage.set_trial_user_attr),
             (before.system_attrs, now.system_attrs, self._storage.set_trial_system_attr),

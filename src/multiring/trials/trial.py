@@ -12,6 +12,8 @@ from multiring.trials.messages import ObjectiveOutcome, PruneQuestion, TrialRepo
 if TYPE_CHECKING:
     from multiring.trials.desk import TrialDesk
 
+MOST_STEP = 1 << 53  # storages keep no larger ones, and would take nothing of a study that has one
+
 
 class TrialPruned(Exception):  # noqa: N818 -- Optuna's name
     """An objective raises it once `should_prune` has returned True. Optuna's own class is taken, too."""
@@ -87,28 +89,35 @@ def checked_report(value: Any, step: Any) -> tuple[float, int]:
     """Return the value and the step of a report.
 
     Raises:
-        ArgumentError: the value is no number, or the step no whole number from 0 on.
+        ArgumentError: the value is no number, or the step no whole number from 0 to 2**53.
     """
     found = number_in(value)
     if found is None:
         raise ArgumentError(f"report(value={value!r}): want a number")
     try:
-        number = operator.index(step)
+        number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
         number = -1
-    if number < 0:
-        raise ArgumentError(f"report(step={step!r}): want a whole number, 0 or more")
+    if not 0 <= number <= MOST_STEP:
+        raise ArgumentError(f"report(step={step!r}): want a whole number, 0 to 2**53")
     return found, number
 
 
 def number_in(value: Any) -> float | None:
     """Return a value as a float if it is a number, or an array of one number; else None."""
-    if isinstance(value, str | bytes | bool) or value is None:
+    if isinstance(value, str | bytes | bool) or value is None or not _may_be_numbers(getattr(value, "dtype", None)):
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError, MultiringError, RuntimeError):
+        return float(value.item() if hasattr(value, "item") else value)  # an error if there are several
+    except (TypeError, ValueError, OverflowError, MultiringError, RuntimeError):
         return None
+
+
+def _may_be_numbers(dtype: Any) -> bool:
+    """Return False for an array's type that float() takes, although it is of truth values, texts, times or complex."""
+    if getattr(dtype, "kind", "f") in "bcmMOSTU":  # of NumPy, and of JAX
+        return False
+    return not any(each in str(dtype) for each in ("bool", "complex", "string"))  # of torch and TensorFlow
 
 
 def outcome_of_value(serial: int, value: Any) -> ObjectiveOutcome:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import optuna
+import pytest
 import torch
 from tests.support.ranks import Here, run_ranks
 from torch import nn
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
 from multiring import trials
+from multiring.trials.trial import outcome_of_value
 
 
 def objective(trial: trials.Trial) -> float:
@@ -33,6 +35,22 @@ def objective(trial: trials.Trial) -> float:
     assert len(gathered) == mt.size()
     assert (gathered == weights).all()  # the trial's ranks have the same weights, and no other trial's
     return float(weights.norm())
+
+
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [
+        (torch.tensor(0.5), "complete"),
+        (torch.tensor([[0.5]], dtype=torch.bfloat16), "complete"),
+        (torch.tensor(0.5, requires_grad=True), "complete"),
+        (torch.tensor(True), "failed"),
+        (torch.tensor(0.5 + 0j), "failed"),
+        (torch.tensor([0.5, 0.5]), "failed"),
+    ],
+)
+def test_tensors_as_values(value: torch.Tensor, state: str) -> None:
+    found = outcome_of_value(1, value)
+    assert (found.state, found.value) == (state, 0.5 if state == "complete" else None)
 
 
 def study(here: Here) -> trials.StudyResult:

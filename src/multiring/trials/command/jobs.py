@@ -167,6 +167,8 @@ class StudyJobs:
                 self._read(each, stream)
             each.open.clear()
             each.job.close()
+            if each.job.log_problem:
+                self._say(f"trial {each.told.number}: {each.job.log_problem}")
         if not each.has_ended or (each.answers < each.questions and not self.signal and self._end is None):
             return
         del self._running[serial]

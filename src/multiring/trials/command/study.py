@@ -118,8 +118,6 @@ def _plan(file: StudyFile, slots: int) -> StudyPlan:
     try:
         arguments = file.arguments()
         return plan_of(arguments, [range(slots)])
-    except ModuleNotFoundError as error:
-        raise ImportError("multiring trials: Optuna is not installed; pip install 'multiring[trials]'") from error
     except ArgumentError as error:
         raise (error if str(error).startswith(str(file.path)) else file.wrong(error)) from None
 
@@ -197,6 +195,9 @@ class _Command:
                 run_together([jobs[seed] for seed in seeds[first : first + at_once]], self._file.time_limit_s, signals)
                 if signals.have_asked_for_end:
                     return None, next(iter(signals.take()), 0)
+        for seed, job in jobs.items():
+            if job.log_problem:
+                self._say(f"seed {seed}: {job.log_problem}")
         values = {seed: value for seed, job in jobs.items() if (value := job.value()) is not None}
         problems = {seed: job.problem for seed, job in jobs.items() if job.problem}
         if self._plan.writer is not None and not problems:

@@ -19,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MOST_RANKS = 1 << 16  # of one host
 _SHOWN = 100  # characters of a wrong value
 _ALWAYS = {"trial"}  # names that every command may have besides the parameters
 
@@ -119,7 +120,7 @@ def read_study_file(path: Path, command: Sequence[str]) -> StudyFile:
         ArgumentError: the file cannot be read, is not TOML, or has a wrong field. The text names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read the study in {path}: {error}") from None
     try:
@@ -259,7 +260,10 @@ _FIELDS: Mapping[str, _Field] = {
     "name": ("a text, the study's name in the storage", _is_text),
     "direction": ("'minimize' or 'maximize'", lambda value: value in ("minimize", "maximize")),
     "trials": ("the number of trials, 1 or more", _is_count),
-    "ranks": ("the number of ranks that run at a time, 1 or more", _is_count),
+    "ranks": (
+        f"the number of ranks that run at a time, 1 to {MOST_RANKS}",
+        lambda value: _is_count(value) and value <= MOST_RANKS,
+    ),
     "ranks_per_trial": (
         "a number of ranks, or the name of a parameter",
         lambda value: _is_count(value) or _is_text(value),

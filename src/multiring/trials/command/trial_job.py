@@ -70,6 +70,7 @@ class TrialJob:
     results: list[float] = field(default_factory=list)
     code: int | None = None
     was_stopped: bool = False  # it did not end by itself
+    log_problem: str = ""  # why its log is not whole
     _kill_at: float | None = None
     _process: "subprocess.Popen[bytes] | None" = None
     _log: "IO[bytes] | None" = None
@@ -196,9 +197,7 @@ class TrialJob:
         return self._process
 
     def _take(self, line: bytes, *, is_out: bool) -> None:
-        if self._log is not None:
-            self._log.write(line + b"\n")
-            self._log.flush()
+        self._write_log(line + b"\n")
         text = line.decode("utf-8", "replace")
         if not is_out:
             found = _FAILURE.match(text)
@@ -213,6 +212,17 @@ class TrialJob:
             for part in text[len(_FIRST) :].split("\r"):  # a progress bar writes its line again and again
                 if not self.problem:
                     self._take_line(part)
+
+    def _write_log(self, data: bytes) -> None:
+        """Write to the log. A full disk ends the log, and not the trial."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:
+            self.log_problem = f"its log in {self.command.log_dir} is not whole: {error.strerror}"
+            self._log.close()
+            self._log = None
 
     def _take_line(self, text: str) -> None:
         """Take a line of rank 0's standard output."""
