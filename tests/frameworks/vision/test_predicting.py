@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from multiring.vision.models.description import ModelDescription
 from multiring.vision.models.vision_model import load_model
 from multiring.vision.pictures import Pixels
 from multiring.vision.predicting import part_files
-from multiring.vision.predicting.inputs import find_inputs
+from multiring.vision.predicting.inputs import find_inputs, read_clip
 from multiring.vision.predicting.part_files import PartFolder
 from multiring.vision.predicting.predicting import PredictionResult, predict
 from multiring.vision.predicting.predictors import Predictor, answer_values
@@ -55,6 +56,30 @@ def write_video(path: Path, frames: int) -> None:
     for number in range(frames):
         writer.write(np.full((24, 32, 3), 10 * number % 250, np.uint8))
     writer.release()
+
+
+def with_empty_ticks(video: bytes, count: int) -> bytes:
+    """Return an AVI file in which each frame is followed by so many ticks without data: the frame stays."""
+    lists = video.index(b"movi") + 4
+    frames, at = [], lists
+    while video[at : at + 4] == b"00dc":
+        end = at + 8 + int.from_bytes(video[at + 4 : at + 8], "little")
+        frames.append(video[at : end + end % 2])
+        at = end + end % 2
+    assert frames
+    movi, index = b"", b""
+    for each in frames:
+        for chunk in [each, *[b"00dc\0\0\0\0"] * count]:
+            index += b"00dc" + struct.pack("<III", 16, 4 + len(movi), len(chunk) - 8)
+            movi += chunk
+    head = bytearray(video[:lists])
+    ticks = struct.pack("<I", len(frames) * (1 + count))
+    head[48:52] = ticks  # of the main header
+    stream = head.index(b"strh") + 8
+    head[stream + 32 : stream + 36] = ticks
+    head[lists - 8 : lists - 4] = struct.pack("<I", 4 + len(movi))
+    found = bytes(head) + movi + b"idx1" + struct.pack("<I", len(index)) + index
+    return found[:4] + struct.pack("<I", len(found) - 8) + found[8:]
 
 
 def mixed_folder(folder: Path) -> Path:
@@ -248,6 +273,16 @@ def test_videos_that_are_damaged_are_named(exported: Path, tmp_path: Path) -> No
     assert f"cut.avi' ends after {len(frames['cut.avi'])} of 40 frames: it is damaged" in done.problems[1]
     with pytest.raises(DataError, match="no picture that multiring reads"):
         read_picture(video)
+
+
+def test_a_video_whose_frames_stay_for_several_ticks_is_whole(tmp_path: Path) -> None:
+    """Debian's opencv-doc has one: tree.avi declares 444 frames, and 376 of them are empty."""
+    write_video(tmp_path / "clip.avi", 12)
+    (tmp_path / "slow.avi").write_bytes(with_empty_ticks((tmp_path / "clip.avi").read_bytes(), 5))
+    (tmp_path / "cut.avi").write_bytes((tmp_path / "slow.avi").read_bytes()[:-4000])
+    assert read_clip(tmp_path / "slow.avi", 12).tolist() == read_clip(tmp_path / "clip.avi", 12).tolist()
+    with pytest.raises(DataError, match=r"cut.avi' ends after \d+ of 72 frames: it is damaged"):
+        read_clip(tmp_path / "cut.avi", 12)
 
 
 def test_inputs_that_are_wrong_are_refused(exported: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from multiring.vision.pictures import ENDINGS, OTHER_JPEG_ENDINGS, UNREAD_ENDING
 
 VIDEO_ENDINGS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"})
 _ENDINGS = ENDINGS | UNREAD_ENDINGS | OTHER_JPEG_ENDINGS | VIDEO_ENDINGS
-_SHORT = 0.9  # of the frames that a video declares
+_SHORT = 0.9  # of the frames that a video declares, and of its seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +182,7 @@ class Video:
         self._path = path
         self._capture = self._cv2.VideoCapture(str(path), self._cv2.CAP_FFMPEG)
         self.frames = 0
+        self._at_ms = self._longest_ms = 0.0
         if not self._capture.isOpened():
             raise DataError(f"video {str(path)!r} cannot be decoded: OpenCV does not open it")
 
@@ -189,17 +190,32 @@ class Video:
         """Advance to the next frame. Return False at the end.
 
         Raises:
-            DataError: the video has no frame, or many fewer than it declares.
+            DataError: the video has no frame, or ends long before its declared end.
         """
         if self._capture.grab():
             self.frames += 1
+            at_ms = float(self._capture.get(self._cv2.CAP_PROP_POS_MSEC))
+            self._longest_ms = max(self._longest_ms, at_ms - self._at_ms)
+            self._at_ms = at_ms
             return True
-        declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
         if not self.frames:
             raise DataError(f"video {str(self._path)!r} has no frame that OpenCV decodes")
-        if self.frames < _SHORT * declared:
+        declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
+        if self.frames < _SHORT * declared and self._ends_early(declared):
             raise DataError(f"video {str(self._path)!r} ends after {self.frames} of {declared} frames: it is damaged")
         return False
+
+    def _ends_early(self, declared: int) -> bool:
+        """Return whether the last frame is far from the declared end, in seconds.
+
+        A video with fewer frames than it declares may be whole: an AVI file declares its ticks, and a tick without
+        data shows the former frame again. Then frames are far apart, and the last one stays as long as others do.
+        """
+        rate = float(self._capture.get(self._cv2.CAP_PROP_FPS))
+        if not rate > 0:
+            return True
+        end_ms = 1000 * declared / rate
+        return end_ms - self._at_ms > max(self._longest_ms, (1 - _SHORT) * end_ms)
 
     def pixels(self) -> Pixels:
         """Return the frame as red, green and blue, uint8 (height, width, 3), turned as the file says.
