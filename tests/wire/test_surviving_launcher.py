@@ -4,6 +4,7 @@ import itertools
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from multiring._launch.keeper_address import KeeperPlace
 
 DEADLINE_S = 90.0  # a busy machine
 PATIENCE = "60"
@@ -273,8 +276,18 @@ def test_a_signal_to_the_launcher_ends_the_job(folder: Folder) -> None:
     wait_until(lambda: not folder.left())
 
 
-def test_a_killed_keeper_ends_the_job_and_the_launcher_says_so(folder: Folder) -> None:
+def test_a_killed_keeper_ends_the_job_and_the_launcher_says_so(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     first = folder.launch()
+    folder.wait_for_steps()
+    monkeypatch.chdir(folder.path)
+    address = KeeperPlace.of(["run", "--survive-launcher", PATIENCE, "-n", "2", "--", "sh", "train.sh", "3"]).address
+    for nonsense in (b"{", b"[1]", b'{"adopt": 1}', b"\xff"):  # of a program that is no launcher
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(DEADLINE_S)
+            stranger.connect(address)
+            assert b'"keeper"' in stranger.recv(9999)
+            stranger.send(nonsense)
+            assert stranger.recv(9999) == b""
     folder.wait_for_steps()
     os.kill(folder.keeper(), signal.SIGKILL)
     code, _, err = told(first)
