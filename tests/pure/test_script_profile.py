@@ -49,9 +49,10 @@ PROFILE = ScriptProfile(
 
 def test_a_file_gives_the_profile_back() -> None:
     assert script_profile_of(PROFILE.as_text()) == PROFILE
-    beside = replace(PROFILE, copies=4)
+    beside = replace(PROFILE, copies=4, compute_s=(0.08,) * 19 + (0.1234,))
     assert script_profile_of(beside.as_text()) == beside
     # Profiles of earlier versions do not say it: they were measured on a rank alone.
+    assert "compute_s" not in PROFILE.as_text()
     earlier = PROFILE.as_text().replace(',\n "copies": 1', "")
     assert "copies" not in earlier
     assert script_profile_of(earlier) == PROFILE
@@ -78,6 +79,32 @@ def test_the_step_is_priced_as_parallelize_prices_it() -> None:
     one = step_of(step_profile_of([PROFILE], 1), part_of(cluster, 1))
     assert one.seconds.total == pytest.approx(0.1)
     assert (one.efficiency, list(one.buckets)) == (1.0, [])
+
+
+def test_ranks_wait_for_the_slowest_of_them() -> None:
+    """The slowest of N ranks whose steps vary independently: as a simulation with random steps says."""
+    random = np.random.default_rng(7)
+    spread = random.lognormal(0, 0.2, 1001)
+    varied = replace(PROFILE, steps=1001, compute_s=tuple((0.08 * spread).tolist()))
+    cluster = preset("ddl").topology
+    steps = {ranks: step_of(step_profile_of([varied], ranks), part_of(cluster, ranks)) for ranks in (1, 2, 4, 64)}
+    assert steps[1].seconds.waiting == 0
+    for ranks, step in steps.items():
+        alike = step_of(step_profile_of([PROFILE], ranks), part_of(cluster, ranks))
+        assert alike.seconds.waiting == 0
+        assert step.seconds == replace(alike.seconds, waiting=step.seconds.waiting)
+        assert step.alone_s == pytest.approx(alike.alone_s)
+        # The compute of each rank in 20,000 steps: the median of the slowest.
+        drawn = random.choice(spread / np.median(spread), (20_000, ranks)).max(axis=1)
+        slowest = step.seconds.compute + step.seconds.waiting
+        assert slowest == pytest.approx(step.seconds.compute * np.median(drawn), rel=0.01)
+        assert slowest <= step.seconds.compute * spread.max() / np.median(spread)
+    waits = [steps[ranks].seconds.waiting for ranks in (1, 2, 4, 64)]
+    assert waits == sorted(waits)
+    assert steps[64].bound == "slower ranks"
+    # With a lag, a rank that is late catches up while the others wait for nothing.
+    later = step_of(step_profile_of([varied], 4, exchange=GradientExchange(lag=1)), part_of(cluster, 4))
+    assert later.seconds.waiting == later.seconds.exchange == 0
 
 
 def test_buckets_are_those_of_the_reducer() -> None:
@@ -150,6 +177,9 @@ def test_the_command_predicts_from_a_profile(tmp_path: Path, capsys: pytest.Capt
             "line 27, field gradients[2].ready_s: 0.03 is before the gradient above",
         ),
         ('"ready_s": 0.045', '"ready_s": NaN', "line 27: NaN: want a finite number"),
+        ('"copies": 1', '"copies": 1, "compute_s": [0.1]', "field compute_s: 1 numbers: want one for each of the 20"),
+        ('"copies": 1', f'"copies": 1, "compute_s": {[0.1] * 19 + [0]}', "line 23, field compute_s[19]: 0: want a num"),
+        ('"copies": 1', '"copies": 1, "compute_s": 0.1', "line 23, field compute_s: 0.1: want a list"),
         ('"samples": 32', '"samples": 32, "samples": 64', "line 7: the field 'samples' is there twice"),
         ('"multiring_profile": 1', '"multiring_profile": 9', "line 2, field multiring_profile: want 1"),
         ('"multiring_profile": 1', '"profile": 1', 'not a profile: no field "multiring_profile"'),

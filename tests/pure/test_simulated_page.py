@@ -93,7 +93,7 @@ def test_values_are_what_they_say(made: tuple[str, dict[str, Any]]) -> None:
     """Values that the page needs, from others by arithmetic of their own."""
     _, values = made
     for step in values["steps"]:
-        parts = ("outside_s", "forward_s", "backward_s", "exposed_s", "update_s")
+        parts = ("outside_s", "forward_s", "backward_s", "waiting_s", "exposed_s", "update_s")
         assert sum(step[name] for name in parts) == pytest.approx(step["step_s"])
         hourly = step["hosts"] * values["usd_per_host_hour"]
         assert step["usd_per_million_samples"] == pytest.approx(hourly / (step["samples_per_s"] * 3600) * 1e6)

@@ -20,8 +20,11 @@ from multiring.errors import ArgumentError
 STEP = 100_000  # us: 30 other, 25 compute, 15 exposed, 20 update, 10 other
 
 
-def timeline(steps: int = 8, ranks: int = 2, *, late_us: int = 2000) -> list[dict[str, Any]]:
-    """Return a timeline in which the last rank starts each reduction `late_us` after the others."""
+def timeline(steps: int = 8, ranks: int = 2, *, late_us: int = 2000, slow_us: int = 0) -> list[dict[str, Any]]:
+    """Return a timeline in which the last rank starts each reduction `late_us` after the others.
+
+    Rank 0 begins every second forward `slow_us` earlier, and rank 1 each of the others.
+    """
     events: list[dict[str, Any]] = []
     rows = {1: "program", 2: f"ranks 0-{ranks - 1}", 3: f"ranks 0-{ranks - 1} (2)", 4: "other threads"}
     for rank in range(ranks):
@@ -35,7 +38,8 @@ def timeline(steps: int = 8, ranks: int = 2, *, late_us: int = 2000) -> list[dic
         late = late_us if rank == ranks - 1 else 0
         for step in range(steps):
             at = step * STEP
-            add(1, "forward", "forward Net", at + 30_000, at + 40_000)
+            begin = at + 30_000 - (slow_us if step % 2 == rank else 0)
+            add(1, "forward", "forward Net", begin, at + 40_000)
             add(1, "backward", "backward", at + 42_000, at + 55_000)
             # Two reductions in flight together, and a small one that decides something.
             add(2, "operation", "all_reduce", at + 50_000 + late, at + 60_000, operation=3 * step, bytes=3 << 20)
@@ -61,6 +65,13 @@ def test_the_parts_of_recorded_steps() -> None:
         steps_of(timeline(8, 1), ((0,),))
 
 
+def test_the_slowest_rank_of_each_step_is_waited_for() -> None:
+    """Each of two ranks is the slow one in every second step, so one of them always is."""
+    assert steps_of(timeline(9), ((0, 1),)).waiting == 0
+    found = steps_of(timeline(9, slow_us=5000), ((0, 1),))
+    assert (found.compute, found.waiting) == pytest.approx((0.0275, 0.0025))
+
+
 def test_a_perfect_prediction_has_no_error_and_input_scores_nothing() -> None:
     step = step_of(step_profile_of([PROFILE], 2), part_of(preset("ddl").topology, 2))
     recorded = RecordedSteps(
@@ -72,6 +83,7 @@ def test_a_perfect_prediction_has_no_error_and_input_scores_nothing() -> None:
         update=step.seconds.update,
         outside=step.seconds.outside,
         buckets=tuple(RecordedBucket(each.size_bytes, each.end_s - each.start_s) for each in step.buckets),
+        computes=((step.seconds.compute,) * 9,) * 2,
     )
     grades = grades_of(step, recorded, takes_hosts=True)
     assert score_of(grades) == pytest.approx(0, abs=1e-12)

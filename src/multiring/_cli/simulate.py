@@ -151,6 +151,11 @@ def _show_table(prediction: ClusterPrediction) -> None:
     for remark in subject.remarks:
         show(remark)
     last = prediction.steps[-1]
+    if last.seconds.waiting:
+        show(
+            f"The profile's steps vary: all ranks wait for the slowest of {last.ranks}, which computes "
+            f"{last.seconds.waiting * 1e3:.4g} ms longer than the median one."
+        )
     usd = usd_per_million(last, known)
     if known is not None and usd is not None:
         show(f"{last.ranks} ranks cost {usd:.4g} USD for a million samples, at the price of {known.priced}.")

@@ -24,6 +24,7 @@ _PARTS = {
     "outside_s": ("input and other work", "outside"),
     "forward_s": ("forward", "forward"),
     "backward_s": ("backward", "backward"),
+    "waiting_s": ("waiting for slower ranks", "waiting"),
     "exposed_s": ("exposed communication", "exposed"),
     "update_s": ("update", "update"),
 }
@@ -221,6 +222,7 @@ class _Page:
 
     def bound(self) -> str:
         words = {
+            "slower ranks": "The steps of one rank vary, and all ranks wait for the slowest of each step.",
             "communication": "Backward does not hide enough of the communication.",
             "compute": "The ranks compute for most of the step; faster links would gain little.",
             "input or other work": "The ranks wait for input, or the script does other work, for most of the step.",
@@ -228,7 +230,8 @@ class _Page:
         return (
             f"<p><b>{escape(self._step['bound'])}</b>. {words}</p><p>Exposed are {self.data('exposed_s')} of "
             f"{self.data('communication_s')} in which gradients are in flight. Compute takes {self.data('compute_s')}, "
-            f"the update {self.data('update_s')}, and input and other work {self.data('outside_s')}.</p>"
+            f"the slowest rank of a step {self.data('waiting_s')} longer, the update {self.data('update_s')}, and "
+            f"input and other work {self.data('outside_s')}.</p>"
         )
 
     def changes(self) -> str:

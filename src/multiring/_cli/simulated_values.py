@@ -85,6 +85,7 @@ def described_step(step: SimulatedStep, interval: tuple[float, float] | None) ->
         "forward_s": step.forward_s,
         "backward_s": step.seconds.compute - step.forward_s,
         "compute_s": step.seconds.compute,
+        "waiting_s": step.seconds.waiting,
         "exposed_s": step.seconds.exchange,
         "update_s": step.seconds.update,
         "outside_s": step.seconds.outside,

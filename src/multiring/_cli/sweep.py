@@ -106,12 +106,6 @@ def show_sweep(arguments: argparse.Namespace, known: Preset | None, topology: To
     return 0
 
 
-def _ranks(arguments: argparse.Namespace, words: dict[str, str], topology: Topology) -> list[int]:
-    if "ranks" in words:
-        return rank_counts(words["ranks"], topology, "--sweep ranks=")
-    return rank_counts(arguments.ranks, topology, "--ranks ")
-
-
 def rank_counts(words: str | None, topology: Topology, option: str) -> list[int]:
     """Return the numbers of ranks in `words`; None: all, and "powers": 1, 2, 4, ... up to all.
 
@@ -281,6 +275,7 @@ def _described_point(each: _Costed, interval: tuple[float, float] | None, *, is_
         "step_s": step.seconds.total,
         "step_90_s": interval,
         "compute_s": step.seconds.compute,
+        "waiting_s": step.seconds.waiting,
         "exposed_s": step.seconds.exchange,
         "communication_s": step.communication_s,
         "samples_per_s": step.samples_per_s,

@@ -2,7 +2,7 @@
 
 A step ends with the last `optimizer` slice before the next `forward` slice. Its compute is from the begin of the first
 forward to the end of the last backward. From there to the optimizer, communication that backward did not hide is a
-wait, in any thread: DistributedDataParallel waits in threads of its own.
+wait, in any thread: DistributedDataParallel waits in threads of its own. It includes the wait for slower ranks.
 """
 
 from bisect import bisect_left
@@ -36,7 +36,10 @@ class RecordedBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedSteps:
-    """The medians of all ranks' steps, in seconds. `hosts` are the ranks of each host."""
+    """The medians of all ranks' steps, in seconds. `hosts` are the ranks of each host.
+
+    `computes` has the compute of each rank's steps, for the same steps of all ranks.
+    """
 
     hosts: tuple[tuple[int, ...], ...]
     steps: int
@@ -46,11 +49,17 @@ class RecordedSteps:
     update: float
     outside: float
     buckets: tuple[RecordedBucket, ...]
+    computes: tuple[tuple[float, ...], ...]
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return sum(map(len, self.hosts))
+
+    @property
+    def waiting(self) -> float:
+        """By how much the slowest rank of the median step computes longer than the median rank, in seconds."""
+        return max(0.0, median(map(max, zip(*self.computes, strict=True))) - self.compute)
 
 
 @dataclass(slots=True)
@@ -92,6 +101,7 @@ def steps_of(events: Sequence[Mapping[str, Any]], hosts: tuple[tuple[int, ...], 
     if len(ranks) < _FEWEST_RANKS:
         raise ArgumentError(f"the timeline has the steps of {len(ranks)} ranks; want a run of at least 2 ranks")
     parts: dict[str, list[float]] = defaultdict(list)
+    computes: list[list[float]] = []  # of each rank's steps
     buckets: list[list[tuple[str, int, int]]] = []  # of rank 0's steps: the keys of the reductions, with their bytes
     for number in sorted(ranks):
         found = _steps_of_rank(ranks[number])
@@ -100,6 +110,7 @@ def steps_of(events: Sequence[Mapping[str, Any]], hosts: tuple[tuple[int, ...], 
                 f"rank {number} has {len(found)} steps with forward, backward and optimizer after {_WARM_UP} to warm "
                 f"up; want at least {_LEAST}, of a program that trains with torch"
             )
+        computes.append([step["compute"] for step in found])
         for step in found:
             for name in ("step", "compute", "exposed", "update", "outside"):
                 parts[name].append(step[name])
@@ -110,9 +121,11 @@ def steps_of(events: Sequence[Mapping[str, Any]], hosts: tuple[tuple[int, ...], 
     usual = sorted(buckets, key=len)[(len(buckets) - 1) // 2]
     sizes = [size for _, _, size in usual]
     alike = [each for each in buckets if [size for _, _, size in each] == sizes]
+    same = min(map(len, computes))
     return RecordedSteps(
         hosts=hosts,
         steps=len(parts["step"]) // len(ranks),
+        computes=tuple(tuple(each * _S for each in own[:same]) for own in computes),
         buckets=tuple(_bucket_seconds(alike, sizes, ranks)),
         **{name: median(values) * _S for name, values in parts.items()},
     )

@@ -56,6 +56,7 @@ def grades_of(predicted: SimulatedStep, recorded: RecordedSteps, *, takes_hosts:
     for part, mine, measured in (
         ("step", seconds.total, recorded.step),
         ("compute", seconds.compute, recorded.compute),
+        ("waiting for slower ranks", seconds.waiting, recorded.waiting),
         ("exposed communication", seconds.exchange, recorded.exposed),
         ("update", seconds.update, recorded.update),
         ("input and other work", seconds.outside, recorded.outside),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from multiring._strict_json import (
@@ -60,7 +61,9 @@ class ScriptProfile:
     """What one rank's steps of a script took, and the gradients in the order in which they were ready.
 
     `form` says how the script trains: "plain torch", "mt.distribute", "DistributedDataParallel" or "Keras". `copies`
-    of the script ran at once on the host while it was measured; they exchanged nothing.
+    of the script ran at once on the host while it was measured; they exchanged nothing. `compute_s` has forward and
+    backward together of each measured step, in seconds and in the order of the steps; profiles of earlier versions do
+    not have it.
     """
 
     script: str
@@ -76,6 +79,7 @@ class ScriptProfile:
     peak_memory_bytes: int
     gradients: tuple[ReadyGradient, ...]
     copies: int = 1
+    compute_s: tuple[float, ...] = ()
 
     @property
     def gradient_bytes(self) -> int:
@@ -88,10 +92,11 @@ class ScriptProfile:
         return GradientExchange(bucket_bytes=self.bucket_bytes, at_most=self.form != DDP)
 
     def as_text(self) -> str:
-        """Return the file's text, with one line for each gradient."""
+        """Return the file's text, with one line for each gradient, and one for the compute of all steps."""
         told = asdict(self)
-        gradients = told.pop("gradients")
+        gradients, compute_s = told.pop("gradients"), told.pop("compute_s")
         head = json.dumps({_VERSION: FORMAT, **told}, indent=1).removesuffix("\n}")
+        head += f',\n "compute_s": {json.dumps(compute_s)}' if compute_s else ""
         rows = ",\n".join(f"  {json.dumps(each)}" for each in gradients)
         return f'{head},\n "gradients": [\n{rows}\n ]\n}}\n'
 
@@ -132,8 +137,21 @@ def _checked(table: dict[str, Any]) -> ScriptProfile:
         if number and row["ready_s"] < rows[number - 1]["ready_s"]:
             words = f"{row['ready_s']:g} is before the gradient above: want the order in which they become ready"
             raise WrongFieldError(("gradients", number, "ready_s"), words)
+    if "compute_s" in table:
+        table["compute_s"] = _compute_of_steps(table)
     gradients = tuple(ReadyGradient(**row) for row in rows)
     return ScriptProfile(**{**table, "seconds": PartSeconds(**table["seconds"]), "gradients": gradients})
+
+
+def _compute_of_steps(table: dict[str, Any]) -> tuple[float, ...]:
+    path: Path = ("compute_s",)
+    found = rows_at(table["compute_s"], path)
+    if len(found) != table["steps"]:
+        raise WrongFieldError(path, f"{len(found)} numbers: want one for each of the {table['steps']} measured steps")
+    for number, each in enumerate(found):
+        if type(each) not in (int, float) or each <= 0:
+            raise WrongFieldError((*path, number), f"{json.dumps(each)}: want a number above 0")
+    return tuple(map(float, found))
 
 
 def _require_table(value: Any, kind: type, path: Path) -> None:
@@ -203,7 +221,14 @@ def step_profile_of(
             outside_s=nearest.seconds.input + nearest.seconds.other,
         ),
         exchange=exchange or nearest.exchange,
+        spread=_spread(nearest),
     )
+
+
+def _spread(profile: ScriptProfile) -> tuple[float, ...]:
+    """Return the compute of each measured step, divided by their median."""
+    middle = median(profile.compute_s) if profile.compute_s else 1.0
+    return tuple(each / middle for each in profile.compute_s)
 
 
 def _sizes(profile: ScriptProfile) -> list[int]:

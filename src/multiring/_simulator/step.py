@@ -25,7 +25,7 @@ from multiring.planner.parallelism import (
 
 # Backward computes gradients of inputs and of weights, which takes as many multiplications each as forward.
 _FORWARD = 1 / 3
-# A step that waits for communication for less than this part of itself is bound by compute.
+# A step that waits for communication, or for slower ranks, for less than this part of itself is bound by compute.
 _BOUND = 0.1
 
 
@@ -49,8 +49,8 @@ class SimulatedStep:
 
     @property
     def alone_s(self) -> float:
-        """The seconds of the step of one rank alone: all but the exchange, in the same time."""
-        return self.seconds.total - self.seconds.exchange
+        """The seconds of the step of one rank alone: all but the exchange and the waiting, in the same time."""
+        return self.seconds.total - self.seconds.exchange - self.seconds.waiting
 
     @property
     def efficiency(self) -> float:
@@ -64,9 +64,10 @@ class SimulatedStep:
 
     @property
     def bound(self) -> str:
-        """What bounds the step: "compute", "communication", or "input or other work"."""
-        if self.seconds.exchange >= _BOUND * self.seconds.total:
-            return "communication"
+        """What bounds the step: "compute", "communication", "slower ranks", or "input or other work"."""
+        exchange, waiting = self.seconds.exchange, self.seconds.waiting
+        if max(exchange, waiting) >= _BOUND * self.seconds.total:
+            return "communication" if exchange >= waiting else "slower ranks"
         return "input or other work" if self.seconds.outside > self.seconds.compute + self.seconds.update else "compute"
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from multiring._schedule import Wire
 from multiring.errors import ArgumentError
 
@@ -110,7 +112,8 @@ class Profile:
     `compute` is sorted by samples. `crowding` is the computing time while all ranks compute, divided by the time while
     one rank computes: above 1 if ranks share cores. The optimizer keeps `optimizer_states` times the bytes of the
     parameters. `refused` maps an axis ("tensor", "pipeline") to the reason why it is impossible. The number of ranks on
-    a tensor axis must divide `divisor`.
+    a tensor axis must divide `divisor`. `spread` has the compute of each measured step, divided by their median; empty:
+    the steps were not told apart.
 
     Raises:
         ArgumentError: there are no units, no samples, or no measurements.
@@ -125,6 +128,7 @@ class Profile:
     divisor: int = 0
     exchange: GradientExchange = GradientExchange()
     refused: Mapping[str, str] = field(default_factory=dict)
+    spread: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.units or self.batch < 1 or not self.compute:
@@ -142,6 +146,14 @@ class Profile:
         """The part of the computing that the ranks of a tensor axis divide."""
         whole = sum(unit.seconds for unit in self.units)
         return sum(unit.split_seconds for unit in self.units) / whole if whole else 0.0
+
+    def slowest_of(self, ranks: int) -> float:
+        """Return the median, over steps, of the longest compute of `ranks` ranks, divided by the median of one rank.
+
+        The ranks' steps are taken to vary independently, each as `spread` does. The maximum of N draws is below x if
+        all are, so its median is the quantile 0.5^(1/N) of one. It is at most the longest step that was measured.
+        """
+        return float(np.quantile(self.spread, 0.5 ** (1 / ranks))) if self.spread else 1.0
 
     def compute_of(self, samples: float) -> Compute:
         """Return the time of `samples`: interpolated between measurements, in proportion beyond the last one."""

@@ -21,17 +21,21 @@ _FIRST_BUCKET_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seconds:
-    """The parts of a step, in seconds."""
+    """The parts of a step, in seconds.
+
+    `waiting` is by how much the slowest rank of a step computes longer than the median one: the others wait for it.
+    """
 
     compute: float
     exchange: float
     update: float
     outside: float = 0.0
+    waiting: float = 0.0
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
-        return self.compute + self.exchange + self.update + self.outside
+        return self.compute + self.waiting + self.exchange + self.update + self.outside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +80,15 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     buckets = _bucket_times(parallelism, profile, prices)
     late = max((each.end_s for each in buckets), default=0.0) - compute.backward_s
+    waiting = (profile.slowest_of(parallelism.data_ranks) - 1) * compute.seconds
     update = _update(profile, profile.parameter_bytes, plain=_count(profile.units))
     if profile.exchange.lag:
-        # The averages of a step are used by the next step, whose buckets are reduced after those of this step.
-        busy = sum(each.end_s - each.start_s for each in buckets)
-        late = busy - (compute.seconds + update + profile.overheads.outside_s)
-    return Seconds(compute=compute.seconds, exchange=max(0.0, late), update=update)
+        # The averages of a step are used by the next step, whose buckets are reduced after those of this step. A rank
+        # that is late has as long to catch up.
+        free = compute.seconds + update + profile.overheads.outside_s
+        late = sum(each.end_s - each.start_s for each in buckets) - free
+        waiting = max(0.0, waiting + min(late, 0.0))
+    return Seconds(compute=compute.seconds, exchange=max(0.0, late), update=update, waiting=waiting)
 
 
 def bucket_times(parallelism: Parallelism, profile: Profile, topology: Topology) -> list[BucketTime]:

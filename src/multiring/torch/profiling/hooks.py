@@ -264,6 +264,7 @@ class StepHooks:
             peak_memory_bytes=_peak_bytes(),
             gradients=gradients,
             copies=self._script.copies(),
+            compute_s=steps.compute_s,
         )
 
 

@@ -161,13 +161,17 @@ class StepRecorder:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """The medians of the steps that are alike, and the gradients by their readiness, with the times in seconds."""
+    """The medians of the steps that are alike, and the gradients by their readiness, with the times in seconds.
+
+    `compute_s` has forward and backward of each of these steps.
+    """
 
     steps: int
     backwards: int
     samples: int
     seconds: PartSeconds
     ready: tuple[tuple[Hashable, float], ...]
+    compute_s: tuple[float, ...]
 
     def gradients(self, about: Callable[[Hashable], tuple[str, int]]) -> tuple[ReadyGradient, ...]:
         """Return the gradients; `about` gives a gradient's name and bytes."""
@@ -201,4 +205,5 @@ def _measured(steps: list[_Step], backwards: int, samples: int) -> MeasuredSteps
         samples=samples,
         seconds=PartSeconds(step=known + other, step_low=low, step_high=high, other=other, **parts),
         ready=tuple(sorted(ready, key=lambda each: each[1])),
+        compute_s=tuple(round((each.compute_before + each.backward) * _S, 9) for each in steps),
     )
