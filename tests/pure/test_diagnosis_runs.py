@@ -117,6 +117,9 @@ def test_other_timelines_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
             read_timeline(tmp_path / "bad.json")
     assert main(["doctor", "--timeline", str(tmp_path / "absent")]) == 2
     assert "could not look: " in capsys.readouterr().err
+    for words in (["--hosts", "a:2"], ["-n", "2"]):
+        assert main(["doctor", "--run", str(tmp_path), *words]) == 2
+        assert f"{' '.join(words)} with --timeline or --run: what a run has left" in capsys.readouterr().err
 
 
 # ---- runs ----

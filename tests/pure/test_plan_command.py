@@ -134,6 +134,8 @@ def test_a_device_for_each_rank_is_assumed_outside_a_job(
         (["--hosts", "2", "--link", "0gbit"], "a link cannot have the rate '0gbit', want 1bit or more"),
         (["--hosts", "2", "--uplink", "1gbit"], "an uplink of 1gbit needs several racks, but there is only one"),
         (["--topology", "t.toml", "--hosts", "2"], "--topology has the hosts and links already"),
+        (["--topology", "t.toml", "--rack", "2", "--uplink", "1gbit"], "leave out --rack, --uplink"),
+        (["--rack", "2"], "--rack describes hosts: say how many there are with --hosts H"),
         (["--topology", "none.toml"], "topology file 'none.toml'"),
         (["--measure"], "one rank has nothing to measure"),
         ([*LAB[1:], "--save", "/nowhere/p.toml"], "want a path that can be written"),

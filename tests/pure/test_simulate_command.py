@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,15 @@ def test_steps_are_printed_and_described(capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_input_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STEP, *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_file_of_links_alone_is_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such a file is valid for any hosts, and would silently be a cluster of one rank."""
+    file = tmp_path / "links.toml"
+    for text in ("", "[shm]\nlatency_us = 1"):
+        file.write_text(text)
+        assert main(["simulate", "--topology", str(file), *STEP[3:], "--rate", "5"]) == 2
+        assert f"--topology {file} names no hosts, so the size of the cluster is unknown" in capsys.readouterr().err
 
 
 def test_a_sweep_gives_the_numbers_of_single_predictions(capsys: pytest.CaptureFixture[str]) -> None:

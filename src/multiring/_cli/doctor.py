@@ -137,6 +137,12 @@ def _over_ssh(arguments: argparse.Namespace) -> int:
 
 def _of_records(arguments: argparse.Namespace) -> int:
     """Look at what a run has left; no host is looked at."""
+    for option, value in (("--hosts", arguments.hosts), ("-n", arguments.n)):
+        if value is not None:
+            raise ArgumentError(
+                f"{option} {value} with --timeline or --run: what a run has left is looked at, and no host; leave out "
+                f"{option}, or check the hosts by a command of its own"
+            )
     found = []
     try:
         if arguments.timeline is not None:

@@ -35,6 +35,7 @@ _OTHERWISE = (
     "For other hosts give --hosts H --slots S --link RATE or --topology FILE, or start this as a job: "
     "multiring run -n N -- multiring plan"
 )
+_OF_HOSTS = ("link", "rail", "rack", "uplink")
 _HEAD = ("predicted ms", "algorithm", "grid", "segments", "channels", "engine")
 
 
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
     where.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
-    where.add_argument("--rack", type=int, default=1, metavar="R", help="number of racks for the hosts (default 1)")
+    where.add_argument("--rack", type=int, metavar="R", help="number of racks for the hosts (default 1)")
     where.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail")
 
 
@@ -160,21 +161,27 @@ def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
 def _described(arguments: argparse.Namespace) -> Topology | None:
     slots = None if arguments.slots is None else parse_slots(arguments.slots)
     if arguments.topology is not None:
-        if arguments.hosts is not None or arguments.link is not None or arguments.rail:
-            raise ArgumentError("--topology has the hosts and links already: leave out --hosts, --link and --rail")
+        given = [f"--{name}" for name in ("hosts", *_OF_HOSTS) if _is_given(arguments, name)]
+        if given:
+            raise ArgumentError(f"--topology has the hosts and links already: leave out {', '.join(given)}")
         known = read_topology(arguments.topology)
         if not known.names:
             raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]], or say --hosts H")
         return known if slots is None else _filled(known, slots)
     slots = 1 if slots is None else slots
     if arguments.hosts is None:
-        for name in ("slots", "link", "rail", "uplink"):
-            if getattr(arguments, name):
+        for name in ("slots", *_OF_HOSTS):
+            if _is_given(arguments, name):
                 raise ArgumentError(f"--{name} describes hosts: say how many there are with --hosts H")
         return None
     rails = [None if rate is None else parse_paper_rate(rate) for rate in (arguments.link, *arguments.rail)]
     uplink = None if arguments.uplink is None else parse_paper_rate(arguments.uplink)
-    return _filled(topology_of_rates(arguments.hosts, rails, arguments.rack, uplink), slots)
+    racks = 1 if arguments.rack is None else arguments.rack
+    return _filled(topology_of_rates(arguments.hosts, rails, racks, uplink), slots)
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    return getattr(arguments, name) not in (None, [])
 
 
 def _this_machine(devices: tuple[HostDevices, ...] = ()) -> Topology:

@@ -20,13 +20,15 @@ from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables,
 from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.profiled import PROFILE, REFUSAL, profiled_command
 from multiring._launch.script_copies import running_copies
-from multiring._replacing import replace_file, require_replaceable
+from multiring._replacing import replace_file, require_replaceable, words_of
 from multiring._settings import inherited_environment
 from multiring._simulator.script_profile import ScriptProfile, script_profile_of
 from multiring.errors import ArgumentError, UnsupportedError
 
 _FOLDER = "multiring-profile-"
 _WITH_VALUES = ("-W", "-X")  # of Python's own options
+_WHAT = "a profile"
+_MOST_A_CPU = 8  # copies: more would only wait for each other, and fill the memory
 _MS = 1e3
 _MIB = 1 << 20
 
@@ -57,10 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"--steps {arguments.steps} --ranks-per-host {arguments.ranks_per_host}: want at least 3 steps and 1 rank"
         )
     python, words = _python_and_script(arguments.program)
-    require_replaceable(arguments.output, is_ours=_is_profile, what="profile")
-    if not arguments.output.parent.is_dir():
-        raise ArgumentError(f"-o {arguments.output}: there is no directory {arguments.output.parent}; make it first")
+    _require_place(arguments.output)
     cores = cores_of_cpus(usable_cpus())
+    if arguments.ranks_per_host > _MOST_A_CPU * len(cores):
+        raise ArgumentError(
+            f"--ranks-per-host {arguments.ranks_per_host}: each is a copy of the script that runs now, on "
+            f"{len(cores)} CPUs; want at most {_MOST_A_CPU * len(cores)}"
+        )
     threads = threads_per_rank(cores, arguments.ranks_per_host, cpu_limit())
     variables = thread_variables(inherited_environment(), threads)
     own_share, *shares = share_cpus(cores, arguments.ranks_per_host)
@@ -85,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UnsupportedError(f"{' '.join(words)} ended its process (os._exit) before a profile could be written")
         data = (folder / PROFILE).read_bytes()
     profile = script_profile_of(data.decode())
-    replace_file(arguments.output, data, is_ours=_is_profile, what="profile")
+    try:
+        replace_file(arguments.output, data, is_ours=_is_profile, what=_WHAT)
+    except OSError as error:
+        raise ArgumentError(f"-o {words_of(error, arguments.output)}; the profile was measured, and is lost") from None
     _show(profile, arguments.output)
     if profile.copies < arguments.ranks_per_host:
         show(
@@ -135,6 +143,18 @@ def _python_and_script(program: list[str]) -> tuple[list[str], list[str]]:
             f"{words[0]}: no such file; want a Python script, as in multiring profile -- python train.py"
         )
     return python, words
+
+
+def _require_place(path: Path) -> None:
+    """Raise ArgumentError if a profile clearly cannot be written to `path`: the measurement takes minutes."""
+    try:
+        require_replaceable(path, is_ours=_is_profile, what=_WHAT)
+    except OSError as error:
+        raise ArgumentError(f"-o {words_of(error, path)}; want a file that can be written") from None
+    if not path.parent.is_dir():
+        raise ArgumentError(f"-o {path}: there is no directory {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ArgumentError(f"-o {path}: files cannot be written to {path.parent}; name another directory")
 
 
 def _is_profile(data: bytes) -> bool:

@@ -144,8 +144,18 @@ def _told(numbers: Sequence[int]) -> str:
 
 
 def cluster_of(words: str) -> tuple[Preset | None, Topology]:
-    """Return the preset, if there is one with this name, and the topology."""
+    """Return the preset, if there is one with this name, and the topology.
+
+    Raises:
+        ArgumentError: there is no such preset or file, the file is wrong, or it describes links alone.
+    """
     if words in preset_names() or not Path(words).exists():
         known = preset(words)
         return known, known.topology
-    return None, read_topology(words)
+    topology = read_topology(words)
+    if not topology.names:
+        raise ArgumentError(
+            f"--topology {words} names no hosts, so the size of the cluster is unknown: add [[hosts]], each with its "
+            "name and slots"
+        )
+    return None, topology

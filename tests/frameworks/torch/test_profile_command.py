@@ -222,6 +222,9 @@ def test_a_failing_script_keeps_its_error(tmp_path: Path) -> None:
         (["--", "python", "-c", "pass"], "want a file, or -m with a module"),
         (["--", "train.sh"], "train.sh: no such file; want a Python script"),
         (["--steps", "1", "--", "x.py"], "want at least 3 steps"),
+        (["--ranks-per-host", "100000", "--", __file__], "--ranks-per-host 100000: each is a copy of the script"),
+        (["-o", "/", "--", __file__], "'/' is a folder, and no place for a profile: want the name of a file"),
+        (["-o", "/nowhere/p.json", "--", __file__], "there is no directory /nowhere; make it first"),
     ],
 )
 def test_wrong_commands_are_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
