@@ -1,10 +1,13 @@
 """Grade predictions of a user's script, profiled on one rank, against runs on two ranks and on four hosts of a lab.
 
-    python benchmarks/evidence/foresight/user_script.py [--only here,lab,wire] [--models wide,...] [--folder F]
+    python benchmarks/evidence/foresight/user_script.py [--only here,lab,wire,memory] [--models wide,...] [--folder F]
 
 here: the script on 2 ranks of this host, in five models and three batches. lab (as root): the same on 4 hosts of a lab,
 where compute is slept through. wire (as root): there with bfloat16 on the wire, predicted by a sweep of the same
-profile. Each case is a line of FOLDER/records.jsonl, and is left out if it is there; the table is that of all records.
+profile. memory (as root): the peak memory of the script itself on the hosts of the lab. The script that sleeps says
+nothing about it: it has no activations, and its heap keeps freed gradients at times.
+
+Each case is a line of FOLDER/records.jsonl, and is left out if it is there; the table is that of all records.
 Predictions use the links that `multiring probe` measured on this host, and in the lab the topology file that the lab
 gives its ranks. A profile for the lab is taken beside three copies, because its hosts share the cores of this one.
 Other work on the machine lengthens steps here, and hardly those of the lab: the table has the load of each case.
@@ -29,7 +32,7 @@ TRAIN = Path(__file__).with_name("train.py")
 BATCHES = (16, 64, 256)
 MODELS = ("wide", "deep", "convolutional", "attention", "late")
 HOSTS, LINK, WIRE = 4, "200mbit", "bf16"
-STEPS = 30
+STEPS, FEW_STEPS = 30, 10
 JOB_S = 1200
 
 
@@ -66,29 +69,33 @@ def here(folder: Path, model: str, batch: int) -> dict[str, Any]:
     run = folder / f"here-{model}-{batch}.json.gz"
     program = [sys.executable, str(TRAIN), model, str(batch), str(STEPS)]
     said = multiring("run", "-n", "2", "--timeline", str(run), "--", *program)
-    return graded(found, run, links, said)
+    return graded(found, run, links, measured_bytes=peak_bytes(said))
 
 
 def lab(folder: Path, model: str, batch: int) -> dict[str, Any]:
     """Grade the prediction for hosts of a lab, where compute is slept through."""
     found, links = asleep(folder, model, batch)
-    return graded(found, *run_in_lab(folder, model, batch, links))
+    return graded(found, run_in_lab(folder, model, batch), links)
 
 
 def wire(folder: Path, model: str, batch: int) -> dict[str, Any]:
     """Grade the prediction of another wire type, which a sweep makes from the same profile."""
     found, links = asleep(folder, model, batch)
-    told = graded(found, *run_in_lab(folder, model, batch, links, "--wire", WIRE))
+    told = graded(found, run_in_lab(folder, model, batch, "--wire", WIRE), links)
     words = ["--profile", str(found), "--topology", str(links), "--sweep", f"wire={WIRE}", "--json"]
     (point,) = json.loads(multiring("simulate", *words))["points"]
-    for part, predicted in (("step", point["step_s"]), ("exposed communication", point["exposed_s"])):
-        measured = told["parts"][part]["measured"]
-        told["parts"][part] = {
-            "predicted": predicted,
-            "measured": measured,
-            "error": abs(predicted - measured) / measured,
-        }
+    for name, predicted in (("step", point["step_s"]), ("exposed communication", point["exposed_s"])):
+        told["parts"][name] = part(predicted, told["parts"][name]["measured"])
     return told
+
+
+def memory(folder: Path, model: str, batch: int) -> dict[str, Any]:
+    """Grade the peak memory of the script, which computes, on the hosts of a lab."""
+    found = profile(folder / f"{model}-{batch}.json", model, str(batch), "999")
+    program = [sys.executable, str(TRAIN), model, str(batch), str(FEW_STEPS)]
+    said = multiring("lab", "--hosts", str(HOSTS), "--link", LINK, "--", *program)
+    predicted = json.loads(found.read_text(encoding="utf-8"))["peak_memory_bytes"]
+    return {"steps": FEW_STEPS, "parts": {"peak memory": part(predicted, peak_bytes(said))}}
 
 
 def asleep(folder: Path, model: str, batch: int) -> tuple[Path, Path]:
@@ -101,51 +108,66 @@ def asleep(folder: Path, model: str, batch: int) -> tuple[Path, Path]:
     return found, links
 
 
-def run_in_lab(folder: Path, model: str, batch: int, links: Path, *more: str) -> tuple[Path, Path, str]:
-    """Run the script that sleeps on the hosts of a lab, and return its timeline, `links` and what it printed."""
+def run_in_lab(folder: Path, model: str, batch: int, *more: str) -> Path:
+    """Run the script that sleeps on the hosts of a lab, and return its timeline."""
     run = folder / f"lab{''.join(more)}-{model}-{batch}.json.gz"
     program = [sys.executable, str(TRAIN), model, str(batch), str(STEPS)]
     program += ["--asleep", str(folder / f"{model}-{batch}.json"), *more]
-    said = multiring("lab", "--hosts", str(HOSTS), "--link", LINK, "--", *program, MULTIRING_TIMELINE=str(run))
-    return run, links, said
+    multiring("lab", "--hosts", str(HOSTS), "--link", LINK, "--", *program, MULTIRING_TIMELINE=str(run))
+    return run
 
 
-def graded(found: Path, run: Path, links: Path, said: str) -> dict[str, Any]:
-    """Return the grade of the prediction: its parts by name, predicted and measured, and the most memory of a rank."""
+def peak_bytes(said: str) -> int:
+    """Return the most memory of a rank, from what the script has printed."""
+    return max(map(int, re.findall(r"peak memory: (\d+) bytes", said)))
+
+
+def part(predicted: float, measured: float) -> dict[str, float]:
+    """Return the grade of a part."""
+    return {"predicted": predicted, "measured": measured, "error": abs(predicted - measured) / measured}
+
+
+def graded(found: Path, run: Path, links: Path, measured_bytes: int | None = None) -> dict[str, Any]:
+    """Return the grade of the prediction: its parts by name, predicted and measured, with the most memory of a rank."""
     words = ["simulate", "--profile", str(found), "--against", str(run), "--json", "--topology", str(links)]
     told = json.loads(multiring(*words))
-    memory = max(map(int, re.findall(r"peak memory: (\d+) bytes", said)))
     parts = {
         each["part"]: {"predicted": each["predicted"], "measured": each["measured"], "error": each["error"]}
         for each in told["parts"]
         if each["source"] == "predicted"
     }
-    predicted = told["peak_memory_bytes"]
-    parts["peak memory"] = {"predicted": predicted, "measured": memory, "error": abs(predicted - memory) / memory}
+    if measured_bytes is not None:
+        parts["peak memory"] = part(told["peak_memory_bytes"], measured_bytes)
     return {"steps": told["steps"], "parts": parts}
 
 
-CASES = {"here": here, "lab": lab, "wire": wire}
+CASES = {"here": here, "lab": lab, "wire": wire, "memory": memory}
 
 
 def table(records: list[dict[str, Any]]) -> str:
     """Return a table of all records, and the median and the worst error of the step for each kind."""
-    lines = [
-        "| kind | model | batch | step ms | predicted | error | exposed ms | predicted | memory | load |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ("kind", "model", "batch", "step ms", "predicted", "error", "waiting ms", "predicted", "exposed ms")
+    head = (*head, "predicted", "memory", "load")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for each in records:
-        step, exposed, memory = (each["parts"][part] for part in ("step", "exposed communication", "peak memory"))
-        lines.append(
-            f"| {each['kind']} | {each['model']} | {each['batch']} | {step['measured'] * 1e3:.1f} | "
-            f"{step['predicted'] * 1e3:.1f} | {step['predicted'] / step['measured'] - 1:+.1%} | "
-            f"{exposed['measured'] * 1e3:.1f} | {exposed['predicted'] * 1e3:.1f} | {memory['error']:.1%} | "
-            f"{each['load']:.1f} |"
-        )
+        parts = each["parts"]
+        cells = [each["kind"], each["model"], f"{each['batch']}"]
+        cells += _pair(parts, "step")
+        cells.append(f"{parts['step']['predicted'] / parts['step']['measured'] - 1:+.1%}" if "step" in parts else "-")
+        cells += [*_pair(parts, "waiting for slower ranks"), *_pair(parts, "exposed communication")]
+        cells.append(f"{parts['peak memory']['error']:.1%}" if "peak memory" in parts else "-")
+        lines.append(f"| {' | '.join(cells)} | {each['load']:.1f} |")
     for kind in dict.fromkeys(each["kind"] for each in records):
-        errors = [each["parts"]["step"]["error"] for each in records if each["kind"] == kind]
-        lines.append(f"{kind}: {len(errors)} cases, median error {median(errors):.1%}, worst {max(errors):.1%}")
+        name = "peak memory" if kind == "memory" else "step"
+        errors = [each["parts"][name]["error"] for each in records if each["kind"] == kind]
+        lines.append(f"{kind}, {name}: {len(errors)} cases, median error {median(errors):.1%}, worst {max(errors):.1%}")
     return "\n".join(lines)
+
+
+def _pair(parts: dict[str, dict[str, float]], name: str) -> list[str]:
+    if name not in parts:
+        return ["-", "-"]
+    return [f"{parts[name]['measured'] * 1e3:.1f}", f"{parts[name]['predicted'] * 1e3:.1f}"]
 
 
 def main() -> None:
