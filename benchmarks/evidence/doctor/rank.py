@@ -82,10 +82,16 @@ def link(fault: Fault) -> None:
 
 
 def firewall(fault: Fault) -> None:
-    """Drop what comes from another host to some ports, or to any."""
-    words = ["iptables", "-A", "INPUT", "-s", fault["address"], "-p", "tcp"]
-    words += ["--dport", fault["ports"]] if fault.get("ports") else []
-    subprocess.run([*words, "-j", "DROP"], check=True)  # noqa: S603 -- our own words
+    """Drop what comes from another host to some ports, or to any: by a rule of routing, which every host has."""
+    chosen = {"dport_range": fault["ports"]} if fault.get("ports") else {}
+    local = 255  # the table of the host's own addresses, whose rule is the first one
+    with pyroute2.IPRoute() as kernel:
+        kernel.rule("add", priority=10, table=local)
+        kernel.rule("del", priority=0, table=local)
+        tcp = socket.IPPROTO_TCP
+        kernel.rule(
+            "add", priority=5, src=fault["address"], src_len=32, ip_proto=tcp, action="FR_ACT_BLACKHOLE", **chosen
+        )
 
 
 def no_route(fault: Fault) -> None:

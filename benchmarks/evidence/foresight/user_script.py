@@ -146,8 +146,8 @@ CASES = {"here": here, "lab": lab, "wire": wire, "memory": memory}
 
 def table(records: list[dict[str, Any]]) -> str:
     """Return a table of all records, and the median and the worst error of the step for each kind."""
-    head = ("kind", "model", "batch", "step ms", "predicted", "error", "waiting ms", "predicted", "exposed ms")
-    head = (*head, "predicted", "memory", "load")
+    head = ["kind", "model", "batch", "step ms", "predicted", "error", "waiting ms", "predicted", "exposed ms"]
+    head += ["predicted", "memory", "load"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for each in records:
         parts = each["parts"]
@@ -192,7 +192,8 @@ def main() -> None:
                 records.append({"kind": kind, "model": model, "batch": batch, "load": load, **found})
                 with file.open("a") as out:
                     out.write(json.dumps(records[-1]) + "\n")
-                print(f"{kind} {model} {batch}: {records[-1]['parts']['step']}", flush=True)
+                shown = "peak memory" if kind == "memory" else "step"
+                print(f"{kind} {model} {batch}: {shown} {records[-1]['parts'][shown]}", flush=True)
     print(table(records))
 
 

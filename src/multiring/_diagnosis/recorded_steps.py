@@ -59,7 +59,8 @@ class RecordedSteps:
     @property
     def waiting(self) -> float:
         """By how much the slowest rank of the median step computes longer than the median rank, in seconds."""
-        return max(0.0, median(map(max, zip(*self.computes, strict=True))) - self.compute)
+        slowest: float = median(map(max, zip(*self.computes, strict=True)))
+        return max(0.0, slowest - self.compute)
 
 
 @dataclass(slots=True)
