@@ -81,10 +81,13 @@ def test_a_script_is_profiled(script: str, form: str, bucket_mib: int, tmp_path:
     parts = found.seconds
     assert parts.input > 0
     assert parts.step == pytest.approx(parts.input + parts.forward + parts.backward + parts.optimizer + parts.other)
+    assert len(found.compute_s) == found.steps
+    assert min(found.compute_s) < parts.forward + parts.backward + 1e-6 < 3 * max(found.compute_s)
     assert found.peak_memory_bytes > 50 << 20
     assert not (tmp_path / "ended").exists()
 
 
+@pytest.mark.timeout(600)  # two jobs, of which each imports torch: minutes on a machine with much other work
 @pytest.mark.parametrize("script", [OURS, DDP.replace("'gloo'", "'multiring'")])
 def test_a_prediction_is_graded_by_a_run_of_the_script(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
