@@ -1,7 +1,9 @@
 """Checkpoint files load correctly or raise an error that names the file, for damaged and foreign files too."""
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -121,6 +123,34 @@ def test_a_file_in_a_checkpoints_place(tmp_path: Path) -> None:
         require_ours(tmp_path / "c")
     with pytest.raises(ArgumentError, match="is a file, and a checkpoint of multiring is a folder"):
         find(tmp_path / "c")
+
+
+CURRENT = {"format": folder.FORMAT, "saver": folder.SAVER, "token": "0123456789abcdef", "ranks": 1}
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", "{", json.dumps(CURRENT)])
+def test_only_a_checkpoint_of_before_may_be_removed_as_one(tmp_path: Path, manifest: str | None) -> None:
+    """What is taken for one is removed after the next save."""
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
+    assert not folder._is_all_of_before(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({**CURRENT, "format": folder.BEFORE}), encoding="utf-8")
+    assert folder._is_all_of_before(tmp_path)
+
+
+def test_a_disk_that_does_not_keep_a_folder_s_entries_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = errno.EINVAL  # of a file system that has nothing to wait for
+
+    def refused(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refused)
+    folder.sync(tmp_path)
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        folder.sync(tmp_path)
 
 
 def files_in(path: Path) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multiring.data import ArrayDataset, Loader
 from multiring.data.orders import ExactOrder, MixtureOrder, Order, SequentialOrder, WeightedOrder, WindowedOrder
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError
@@ -263,3 +264,12 @@ def test_a_state_of_something_else_is_refused(change: dict[str, object], text: s
 def test_steps_of_nobody_are_refused() -> None:
     with pytest.raises(ArgumentError, match="rank 2 of 2"):
         next(steps(ExactOrder(5, 1), 2, rank=2, ranks=2))
+
+
+def test_an_epoch_without_its_incomplete_step_ends() -> None:
+    loader = Loader(ArrayDataset({"x": np.arange(10)}, shuffle=False), 4, drop_last=True)
+    for epoch in (0, 1):
+        assert (loader.epoch, len(loader)) == (epoch, 2)
+        assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert loader.is_at_end
+    loader.close()

@@ -312,6 +312,7 @@ def test_a_study_of_another_space_or_direction(tmp_path: Path) -> None:
         (3, "storage=3: want a URL"),
         ("/no/such/folder/study.db", "cannot be opened"),
         ("nonsense://user:password@host/study", "nonsense://user:...@host/study"),
+        ("nonsense://user:pass@password@host/study", "nonsense://user:...@host/study"),
     ],
 )
 def test_a_storage_that_cannot_be_opened(storage: Any, told: str) -> None:

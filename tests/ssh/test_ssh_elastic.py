@@ -7,6 +7,7 @@ import pytest
 from tests.support.elastic_scripts import SUMS, ends_in
 from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
 
+from multiring._launch.live_record import read_record
 from multiring.lab import parse_fault
 
 
@@ -50,7 +51,8 @@ def logged(hosts: SshHosts, number: int, born: int) -> list[tuple[int, int]]:
 
 def test_lost_ranks_and_hosts_are_replaced(own_hosts: SshHosts) -> None:
     hosts = own_hosts
-    process = started(hosts, "-n", "4", "--hosts", "host0:2,host1:2,host2:2", "--min-ranks", "2", "--max-ranks", "4")
+    words = ("-n", "4", "--hosts", "host0:2,host1:2,host2:2", "--record", "record")
+    process = started(hosts, *words, "--min-ranks", "2", "--max-ranks", "4")
     wait_for_size(process, 4)
     hosts.as_root(hosts.lab.hosts[1], "sleep 2; pkill -9 -n -f train.py$")
     wait_for_size(process, 3)
@@ -64,6 +66,9 @@ def test_lost_ranks_and_hosts_are_replaced(own_hosts: SshHosts) -> None:
     assert "rank 4 is started as a newcomer on host1" in err
     assert "rank 5 is started as a newcomer on host2" in err
     assert "rank 6 is started as a newcomer on host2" in err
+    record = read_record(hosts.read(0, "record").encode())
+    places = [(each["rank"], each["host"]) for each in record if each["kind"] == "newcomer"]
+    assert places == [(4, "host1"), (5, "host2"), (6, "host2")]
     for number in (0, 2):
         assert hosts.wait_until_gone(number) == []
 

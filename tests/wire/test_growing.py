@@ -5,6 +5,7 @@ What the programs end with is compared with the same steps in one process, which
 
 import contextlib
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support.elastic_scripts import ends_in
 from tests.wire.test_shrinking import FEATURES, trained
 
 from multiring._launch.intake_point import FormationOpening, IntakePoint
+from multiring._launch.live_record import read_record
 from multiring._runtime.failures.formation_place import intake_proof
 from multiring._runtime.failures.launcher_channel import LauncherChannel
 
@@ -100,8 +102,11 @@ def run(folder: Path, program: str, *words: str, ranks: int, most: int, options:
 def test_newcomers_replace_lost_ranks(tmp_path: Path, case: str) -> None:
     deaths, left, firsts = DEATHS[case]
     program = PROGRAM.format(features=FEATURES)
-    done = run(tmp_path, program, json.dumps(deaths), "4", ranks=3, most=4)
+    record = tmp_path / "record.jsonl"
+    done = run(tmp_path, program, json.dumps(deaths), "4", ranks=3, most=4, options=["--record", str(record)])
     assert done.returncode == 0, done.stderr
+    hosts = {each["rank"]: each["host"] for each in read_record(record.read_bytes()) if each["kind"] == "newcomer"}
+    assert hosts == dict.fromkeys(range(3, left[-1] + 1), os.uname().nodename)
     ends = sorted(ends_in(done.stdout))
     assert [end[0] for end in ends] == left, done.stderr
     assert sorted(end[1] for end in ends) == [0, 1, 2, 3]
