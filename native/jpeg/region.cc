@@ -70,9 +70,19 @@ bool run(Decoding& decoding, Step step) {
   return is_sound;
 }
 
+// Returns whether a progressive file lacks bits of its coefficients. The library guesses them from the blocks around.
+bool lacks_bits(const jpeg_decompress_struct& info) {
+  if (info.coef_bits == nullptr) return false;
+  for (int component = 0; component < info.num_components; ++component) {
+    const int* bits = info.coef_bits[component];
+    if (std::any_of(bits, bits + DCTSIZE2, [](int missing) { return missing != 0; })) return true;
+  }
+  return false;
+}
+
 // Decodes `height` rows of `width` pixels from (top, left) on to `pixels`: red, green, blue, row by row without gaps.
 // The region must lie in the picture. `row` is memory for one row of the whole picture. Returns whether the file is
-// sound; without `reads_all`, up to the end of the region.
+// sound; without `reads_all`, up to the end of the region. Some sound files must be decoded whole, and count as unsound.
 bool decode_region(const unsigned char* file, std::size_t size, long top, long left, long height, long width,
                    unsigned char* pixels, unsigned char* row, std::size_t row_size, bool reads_all) {
   Decoding decoding;
@@ -82,33 +92,32 @@ bool decode_region(const unsigned char* file, std::size_t size, long top, long l
     info.out_color_space = JCS_RGB;
     info.dct_method = JDCT_ISLOW;
     jpeg_start_decompress(&info);
+    if (lacks_bits(info)) refuse(decoding);
     if (top < 0 || left < 0 || height < 1 || width < 1 || top + height > static_cast<long>(info.output_height)) {
       refuse(decoding);
     }
-    // The colours of a pixel are interpolated from those of the blocks beside its own. A block more on each side makes
-    // the pixels of the region those of the whole picture.
-    const long block = static_cast<long>(info.max_h_samp_factor) * DCTSIZE;
+    // The colours of a pixel are interpolated from those of its neighbours. So many columns more on each side make the
+    // pixels of the region those of the whole picture; the library does the same for rows.
+    const long colour = info.max_h_samp_factor;
     const long block_rows = static_cast<long>(info.max_v_samp_factor) * DCTSIZE;
-    auto first = static_cast<JDIMENSION>(std::max(0L, left - block));
-    const long end = std::min<long>(info.output_width, left + width + block);
+    auto first = static_cast<JDIMENSION>(std::max(0L, left - colour));
+    const long end = std::min<long>(info.output_width, left + width + colour);
     auto columns = static_cast<JDIMENSION>(end - static_cast<long>(first));
     jpeg_crop_scanline(&info, &first, &columns);
     const long offset = left - static_cast<long>(first);
-    const long skipped = std::max(0L, (top / block_rows - 1) * block_rows);
     if (row_size < static_cast<std::size_t>(info.output_width) * kComponents || offset < 0 ||
         offset + width > static_cast<long>(info.output_width)) {
       refuse(decoding);
     }
-    if (skipped > 0) jpeg_skip_scanlines(&info, static_cast<JDIMENSION>(skipped));
+    if (top > 0 && jpeg_skip_scanlines(&info, static_cast<JDIMENSION>(top)) != static_cast<JDIMENSION>(top)) {
+      refuse(decoding);
+    }
     const auto row_bytes = static_cast<std::size_t>(width) * kComponents;
-    while (static_cast<long>(info.output_scanline) < top + height) {
-      const long number = static_cast<long>(info.output_scanline) - top;
+    for (long number = 0; number < height; ++number) {
       JSAMPROW into = row;
       if (jpeg_read_scanlines(&info, &into, 1) != 1) refuse(decoding);
-      if (number >= 0) {
-        std::memcpy(pixels + static_cast<std::size_t>(number) * row_bytes,
-                    row + static_cast<std::size_t>(offset) * kComponents, row_bytes);
-      }
+      std::memcpy(pixels + static_cast<std::size_t>(number) * row_bytes,
+                  row + static_cast<std::size_t>(offset) * kComponents, row_bytes);
     }
     if (!reads_all) return;
     // Damage in the region often shows only later, where the stream of bits ends too early or too late. The library does

@@ -82,6 +82,28 @@ def test_the_pixels_are_those_of_the_whole_picture() -> None:
 
 
 @needs_regions
+def test_a_crop_of_a_file_that_lacks_scans_is_cut_from_the_whole_picture() -> None:
+    """The library guesses what the scans would have brought, from blocks that a crop may not have."""
+    generator = np.random.default_rng(7)
+    alone = 0
+    for subsampling in (0, 2):
+        file = io.BytesIO()
+        Pillow.fromarray(pixels(generator, 96, 120)).save(file, "JPEG", progressive=True, subsampling=subsampling)
+        scans = file.getvalue().split(b"\xff\xda")
+        assert len(scans) > 6
+        for kept in range(2, len(scans) + 1):
+            data = b"\xff\xda".join(scans[:kept]) + b"\xff\xd9" * (kept < len(scans))
+            whole = decoded("it", data, Limits())
+            for top, left in ((0, 0), (33, 41), (16, 64)):
+                region = Region(top, left, 40, 50)
+                alone += region_of(data, (96, 120), region) is not None
+                image, place = decoded_region(Image(data), region)
+                found = image[place.top : place.top + 40, place.left : place.left + 50]
+                np.testing.assert_array_equal(found, whole[top : top + 40, left : left + 50])
+    assert alone == 2 * 3  # the regions of the complete files
+
+
+@needs_regions
 def test_a_region_beside_the_picture_is_none() -> None:
     data = jpeg(np.random.default_rng(2), 40, 50)
     for region in (Region(-1, 0, 5, 5), Region(0, 46, 5, 5), Region(0, 0, 41, 5), Region(3, 3, 0, 5)):

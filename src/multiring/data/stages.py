@@ -81,6 +81,7 @@ class TimedStorage:
         # A storage that overrides `read_into` must be read record by record.
         if type(storage).read_into is LocalStorage.read_into:
             self.read_rows = self._read_rows
+            self.bytes_between = self._bytes_between
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
         """Fill `out` with a file's bytes from `begin` on."""
@@ -90,6 +91,11 @@ class TimedStorage:
     def _read_rows(self, *what: Any) -> None:
         with self._clock.request(self._stage):
             self._storage.read_rows(*what)  # type: ignore[attr-defined]  # local storages have this method
+
+    def _bytes_between(self, name: str, begin: int, end: int) -> bytes:
+        with self._clock.request(self._stage):
+            found: bytes = self._storage.bytes_between(name, begin, end)  # type: ignore[attr-defined]  # as above
+            return found
 
     def __reduce__(self) -> Any:
         return TimedStorage, (self._storage, self._clock, self._stage)

@@ -65,7 +65,7 @@ class PackedSource:
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name
         row = self._index[number].tolist()
-        self._verify(np.array([number]))
+        self._verify_row(number, shard, row)
         found: Record = {}
         for field, column in self._fields:
             if field.kind == "number":
@@ -79,7 +79,7 @@ class PackedSource:
                 self._storage.read_into(name, begin + field.header_bytes, bytes_in(array))
                 found[field.name] = array
                 continue
-            found[field.name] = self.value(number, field, column)
+            found[field.name] = self._read(number, name, field, begin, size)
         return found
 
     def value(self, number: int, field: Field, column: int) -> Any:
@@ -90,6 +90,9 @@ class PackedSource:
         name = self.shards[self.numbering.place(number)[0]].name
         begin, size = self._index[number, column : column + 2].tolist()
         self._verify(np.array([number]))
+        return self._read(number, name, field, begin, size)
+
+    def _read(self, number: int, name: str, field: Field, begin: int, size: int) -> Any:
         what = f"{self._storage.url}/{name}: {field.name} of sample {number}"
         require_size(what, size, self._limits.record_bytes, "the limit of a record")
         return self._value(what, field, read(self._storage, name, begin, begin + size))
@@ -190,6 +193,15 @@ class PackedSource:
                 found: Numbers = ends.max(0)
                 return found
         return np.zeros(len(rows), np.int64)
+
+    def _verify_row(self, number: int, shard: int, row: list[int]) -> None:
+        """Verify the blocks of one sample. If they are verified already, this is much faster than `_verify`."""
+        if self._blocks is None or self._blocks.are_all_verified:
+            return
+        spans = [row[column : column + 2] for field, column in self._fields if field.kind != "number"]
+        stored = [(begin, begin + size) for begin, size in spans if size > 0]
+        if stored and not self._blocks.holds(shard, min(stored)[0], max(end for _, end in stored) - 1):
+            self._verify(np.array([number]))
 
     def _verify(self, numbers: Numbers) -> None:
         if self._blocks is not None and not self._blocks.are_all_verified:

@@ -28,8 +28,14 @@ class Blocks:
         self._storage, self._manifest = storage, manifest
         self._wanted = load_blocks(storage, manifest, limits)
         self._firsts = np.cumsum([0, *(each.blocks for each in manifest.shards)])
+        self._first_of: list[int] = self._firsts.tolist()
         self._verified = np.zeros(len(self._wanted), np.bool_)
         self.are_all_verified = False
+
+    def holds(self, shard: int, first: int, last: int) -> bool:
+        """Return whether the blocks with the bytes `first` to `last` of a shard are verified."""
+        blocks = self._verified[self._first_of[shard] + first // BLOCK_BYTES :]
+        return bool(blocks[: last // BLOCK_BYTES - first // BLOCK_BYTES + 1].all())
 
     def verify(self, shards: Any, first: Any, last: Any) -> None:
         """Verify the blocks that contain samples.
