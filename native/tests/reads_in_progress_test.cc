@@ -57,31 +57,31 @@ class HeldRead {
     const std::lock_guard lock(mutex_);
     from_ = reinterpret_cast<const std::byte*>(memory.data());
     to_ = from_ + memory.size() * sizeof(int32_t);
-    state_ = State::armed;
+    state_ = HoldState::armed;
     got_ = 0;
     is_memory_reused_ = false;
   }
 
   bool is_begun() {
     const std::lock_guard lock(mutex_);
-    return state_ >= State::begun;
+    return state_ >= HoldState::begun;
   }
 
   // Returns true if a read is or will be held; false if none has come, and then none will be.
   bool disarm() {
     const std::lock_guard lock(mutex_);
-    if (state_ != State::armed) return true;
-    state_ = State::none;
+    if (state_ != HoldState::armed) return true;
+    state_ = HoldState::none;
     return false;
   }
 
   // For the thread of a connection: whether to read by `read_late`.
   bool takes(std::span<const iovec> parts) {
     const std::lock_guard lock(mutex_);
-    if (state_ != State::armed || parts.empty() || parts[0].iov_len == 0) return false;
+    if (state_ != HoldState::armed || parts.empty() || parts[0].iov_len == 0) return false;
     const auto* at = static_cast<const std::byte*>(parts[0].iov_base);
     if (at < from_ || at >= to_) return false;
-    state_ = State::begun;
+    state_ = HoldState::begun;
     return true;
   }
 
@@ -93,7 +93,7 @@ class HeldRead {
     ::poll(&arrival, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count()));
     std::unique_lock lock(mutex_);
     held_fd_ = fd;
-    state_ = State::held;
+    state_ = HoldState::held;
     changed_.notify_all();
     changed_.wait_for(lock, kHold, [this] { return is_memory_reused_; });
     was_open_ = is_same_file(fd, own.get());
@@ -102,7 +102,7 @@ class HeldRead {
     const int error = errno;
     lock.lock();
     got_ = got;
-    state_ = State::over;
+    state_ = HoldState::over;
     changed_.notify_all();
     errno = error;
     return got;
@@ -117,7 +117,7 @@ class HeldRead {
   // Waits until a read is held; returns its descriptor.
   int wait_until_held() {
     std::unique_lock lock(mutex_);
-    check(changed_.wait_for(lock, kPatience, [this] { return state_ >= State::held; }), "a read is held");
+    check(changed_.wait_for(lock, kPatience, [this] { return state_ >= HoldState::held; }), "a read is held");
     return held_fd_;
   }
 
@@ -126,18 +126,18 @@ class HeldRead {
     std::unique_lock lock(mutex_);
     is_memory_reused_ = true;
     changed_.notify_all();
-    check(changed_.wait_for(lock, kPatience, [this] { return state_ == State::over; }), "the held read ends");
+    check(changed_.wait_for(lock, kPatience, [this] { return state_ == HoldState::over; }), "the held read ends");
     return got_;
   }
 
  private:
-  enum class State : uint8_t { none, armed, begun, held, over };
+  enum class HoldState : uint8_t { none, armed, begun, held, over };
 
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::byte* from_ = nullptr;
   const std::byte* to_ = nullptr;
-  State state_ = State::none;
+  HoldState state_ = HoldState::none;
   int held_fd_ = -1;
   ssize_t got_ = 0;
   bool is_memory_reused_ = false;
@@ -163,10 +163,10 @@ void end_other_connections(const std::set<int>& sockets, int held) {
   }
 }
 
-enum class End : uint8_t { aborted, link_lost };
+enum class EarlyEnd : uint8_t { aborted, link_lost };
 
 // Ends a sum on rank 0 while a thread reads into its memory, then uses the memory for something else.
-void ends_while_reading(uint16_t connections, End end) {
+void ends_while_reading(uint16_t connections, EarlyEnd end) {
   constexpr uint64_t kCount = 8'000'000;
   constexpr uint64_t kMostTurns = 50;
   const std::set<int> before = checks::connections();
@@ -190,7 +190,7 @@ void ends_while_reading(uint16_t connections, End end) {
     is_held = held_read.disarm();
     if (is_held) {
       const int held = held_read.wait_until_held();
-      if (end == End::aborted) {
+      if (end == EarlyEnd::aborted) {
         job[0].abort(operations[0], 0);
       } else {
         end_other_connections(sockets, held);
@@ -223,8 +223,8 @@ extern "C" ssize_t readv(int fd, const iovec* parts, int count) {
 
 int main() {
   for (const uint16_t connections : {2, 4}) {
-    ends_while_reading(connections, End::aborted);
-    ends_while_reading(connections, End::link_lost);
+    ends_while_reading(connections, EarlyEnd::aborted);
+    ends_while_reading(connections, EarlyEnd::link_lost);
   }
   return result();
 }
