@@ -69,6 +69,17 @@ def test_the_first_sample_may_be_the_damaged_one(tmp_path: Path) -> None:
     assert loader.state_dict()["epoch"] == 1
 
 
+@pytest.mark.parametrize("odd", range(4))
+def test_one_sample_unlike_the_others_is_left_out_not_the_others(odd: int, tmp_path: Path) -> None:
+    samples = folder_of(tmp_path / "d", 8, set())
+    np.save(tmp_path / "d" / f"{odd:03}.npy", np.full(3, odd))
+    loader = Loader(samples, 4, skip_bad=True)
+    found = [value for each in loader for value in each["array"][:, 0].tolist()]
+    assert found == [number for number in range(8) if number != odd]
+    assert loader.skipped == 1
+    loader.close()
+
+
 def test_a_source_that_fails_altogether_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving_out, "MOST", 4)
     with pytest.raises(DataError, match=r"none of the next samples \(at most 4\) can be read"):

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.support.data_sets import npy_files, packed
 
 from multiring.data import Dataset, Loader, Mixture, Workers
+from multiring.data.augment import CenterCrop
+from multiring.data.feeding import processes as worker_processes
 from multiring.data.feeding.processes import ProcessWorkers
 from multiring.data.readers.source import Record
 from multiring.errors import ArgumentError, DataError, StateError
@@ -204,6 +208,81 @@ def test_unlike_shapes_are_an_error_that_says_which(tmp_path: Path) -> None:
         DataError, match=r"sample 3: array is float32 \(2, 2\), but in the first sample it is float32 \(3, 4\)"
     ):
         list(Loader(Dataset(url, format="npy-files", shuffle="none"), 4))
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_a_missing_number_is_an_error_wherever_it_is(missing: int, tmp_path: Path) -> None:
+    """Otherwise a batch would be a list or an array, as the order of the samples has it."""
+    column = [None if number == missing else float(number) for number in range(4)]
+    (tmp_path / "d").mkdir()
+    pq.write_table(pa.table({"x": column, "name": ["a", None, "b", None]}), tmp_path / "d" / "a.parquet")
+    data = Dataset(tmp_path / "d", shuffle="none")
+    with pytest.raises(DataError, match=r"sample \d: x (is .*1.0.*, but the first sample|has no value).*fills missing"):
+        list(Loader(data, 4))
+
+    def fill(record: Record, _generator: np.random.Generator) -> Record:
+        return record | {"x": np.nan if record["x"] is None else record["x"]}
+
+    (batch,) = Loader(Dataset(tmp_path / "d", shuffle="none", transform=fill), 4)
+    assert np.isnan(batch["x"]).tolist() == [number == missing for number in range(4)]
+    assert batch["name"] == ["a", None, "b", None]
+
+
+@pytest.mark.parametrize("made", [None, ["x"], "x"])
+@pytest.mark.parametrize("crops", [False, True])
+def test_a_transform_that_returns_no_record_is_named(url: str, made: Any, *, crops: bool) -> None:
+    def wrong(_record: Record, _generator: np.random.Generator) -> Any:
+        return made
+
+    transform: Any = CenterCrop(4, then=wrong) if crops else wrong
+    with pytest.raises(DataError, match=r"the transform returned (None|a list|a str): want the record, a dict"):
+        list(Loader(Dataset(url, transform=transform), 4))
+
+
+def test_a_state_that_is_none_is_refused(url: str) -> None:
+    loader: Any = Loader(Dataset(url), 4)
+    with pytest.raises(ArgumentError, match="it is a NoneType; want a state from state_dict"):
+        loader.load_state_dict(None)
+
+
+class Unloadable:
+    """A transform that no other process can load, like one defined under `if __name__ == "__main__":`."""
+
+    def __call__(self, record: Record, generator: np.random.Generator) -> Record:
+        return plain(record, generator)
+
+    def __reduce__(self) -> Any:
+        return (_load, ())
+
+
+def _load() -> Any:
+    raise AttributeError("there is no such transform")
+
+
+def test_workers_that_cannot_start_are_an_error_and_are_not_replaced(
+    url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = Loader(Dataset(url, transform=Unloadable()), 4, workers=Workers(2, processes=True))
+    with pytest.raises(DataError, match="a data worker cannot load the data set: AttributeError: there is no such"):
+        list(loader)
+    loader.close()
+    assert "replaces" not in capfd.readouterr().err
+
+
+def test_workers_that_die_without_a_task_are_not_replaced_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script without a guard around its main part, each of whose workers runs the script again and fails."""
+    monkeypatch.setattr(worker_processes, "_work", leave)
+    loader = Loader(Dataset(url, transform=plain), 4, workers=Workers(2, processes=True, context="fork"))
+    with pytest.raises(DataError, match=r"3 data workers (ended with exit code 7|died at samples)"):
+        list(loader)
+    crew: Any = loader._workers
+    crew._thread.join(60)
+    assert not crew._thread.is_alive()
+    loader.close()
+
+
+def leave(*_arguments: Any) -> None:
+    os._exit(7)
 
 
 def test_processes_widen_a_batchs_type_too(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Progress:
         Raises:
             ArgumentError: `state` is not a result of `state_dict`, or has another data set, order or seed.
         """
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state of a data set: it is a {type(state).__name__}; want a state from state_dict")
         wanted = {"format": int, "epoch": int, "samples": int, "seed": int, "dataset": str}
         if state.get("format") == FORMAT:
             wanted["order"] = str

@@ -125,7 +125,8 @@ class SampleMaker:
     ) -> Record:
         image, region = decoding.result()
         with self._of_transform(number, record):
-            return crop.finish(record | {crop.field: cut(image, region)}, generator)
+            made = crop.finish(record | {crop.field: cut(image, region)}, generator)
+        return self._record(number, record, made)
 
     def _transformed(self, number: int, epoch: int, draw: int, record: Record) -> Record:
         if self._decode:
@@ -133,7 +134,17 @@ class SampleMaker:
         if self.transform is None:
             return record
         with self._of_transform(number, record):
-            return self.transform(record, generator_for(self._seed, epoch, number, draw))
+            made = self.transform(record, generator_for(self._seed, epoch, number, draw))
+        return self._record(number, record, made)
+
+    def _record(self, number: int, record: Record, made: Any) -> Record:
+        """Return what the transform made of `record`, if it is a record."""
+        if not isinstance(made, Mapping):
+            raise DataError(
+                f"{self._named(number, record)}: the transform returned {_shown(made)}: want the record, a dict of "
+                "fields; a transform that changes the record in place returns it, too"
+            )
+        return made  # type: ignore[return-value] # any mapping works
 
     @contextmanager
     def _of_transform(self, number: int, record: Record) -> Iterator[None]:
@@ -147,6 +158,10 @@ class SampleMaker:
     def _named(self, number: int, record: Record, field: str = "") -> str:
         name = record.get("name", record.get("key", ""))
         return f"{self._url}: sample {number}{f' ({name})' if name else ''}{f', {field}' if field else ''}"
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _raise(error: Exception) -> Record:

@@ -74,6 +74,8 @@ class DataLoader(Loader):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch; after the end of an epoch, yield those of the next epoch."""
+        if self._weighing is not None:
+            self._weighing.begin()
         for batch in super().__iter__():
             if self._weighing is not None and self._optimizer is not None:
                 self._weighing.set(self.share)

@@ -29,7 +29,7 @@ class Checkpoints:
     def save(self, step: int, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader, **values: Any) -> None:
         """Save a checkpoint, and remove all but the last few."""
         self._save(f"step-{step:08d}", step, model, recipe, loader, values)
-        if mt.rank() == 0:
+        if mt.local_rank() == 0:  # hosts may have disks of their own
             for path in self._kept()[: -self._keep]:
                 if _is_a_save_alone(path):
                     shutil.rmtree(path, ignore_errors=True)
@@ -42,8 +42,7 @@ class Checkpoints:
 
     def is_there(self) -> bool:
         """Return on every rank whether there is a checkpoint to resume from; every rank calls it."""
-        found = mt.rank() == 0 and any(mt.is_saved(path) for path in self._kept())
-        return bool(mt.broadcast_object(found, name="is there"))
+        return any(mt.is_saved(self._folder / name) for name in reversed(self._names()))
 
     def resume(self, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader) -> dict[str, Any]:
         """Load the last complete checkpoint; return its additional values, or {} if there is no checkpoint.
@@ -51,8 +50,7 @@ class Checkpoints:
         Raises:
             ArgumentError: the checkpoint is of another model or data set, or damaged.
         """
-        names = mt.broadcast_object([path.name for path in self._kept()] if mt.rank() == 0 else None, name="kept")
-        for name in reversed(names):
+        for name in reversed(self._names()):
             path = self._folder / name
             if mt.is_saved(path):
                 found = mt.load(path, model=model, optimizer=recipe.optimizer, data=loader)
@@ -84,6 +82,11 @@ class Checkpoints:
         values: dict[str, Any],
     ) -> None:
         mt.save(self._folder / name, model=model, optimizer=recipe.optimizer, data=loader, step=step, **values)
+
+    def _names(self) -> list[str]:
+        """Return the names of the checkpoints that any rank finds, the oldest first; the same on all ranks."""
+        found: list[list[str]] = mt.allgather_object([path.name for path in self._kept()], name="kept")
+        return sorted(set().union(*found))
 
     def _kept(self) -> list[Path]:
         return sorted(self._folder.glob("step-????????"))

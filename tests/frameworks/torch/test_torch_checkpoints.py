@@ -1,5 +1,7 @@
 """Checkpoints of models, optimizers and tensors: saved whole, or a named error."""
 
+import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -210,12 +212,48 @@ def keep_rates_apart(path: str) -> None:
 
 def refuse_paths_on_every_rank(here: Here, folder: str) -> None:
     long: Any = f"{folder}/{'x' * 300}"
-    assert not mt.is_saved(long)
-    with pytest.raises(ArgumentError, match="cannot be accessed: File name too long"):
-        mt.load(long)
+    for call in (mt.is_saved, mt.load):
+        with pytest.raises((ArgumentError, MismatchError), match="cannot be accessed: File name too long"):
+            call(long)
     path: Any = None if here.rank else f"{folder}/c"
     with pytest.raises(ArgumentError if here.rank else MismatchError, match="is_saved: path None: want the path"):
         mt.is_saved(path)
+
+
+def say_whether_there_is_one(here: Here, folder: str) -> None:
+    """False means that a program starts anew and replaces what is there: only where nothing can be resumed."""
+    begin(here, folder)
+    place = Path(folder) / str(here.rank)  # a disk of its own for each rank
+    place.mkdir()
+    os.chdir(place)
+    assert not mt.is_saved("last")
+    mt.save(f"{folder}/shared", value=here.size)
+    shutil.copytree(f"{folder}/shared", "last")
+    assert mt.is_saved("last")
+    whole, other = Path("last/manifest.json").read_bytes(), ArgumentError if here.rank == 0 else MismatchError
+    for damage in (whole[: len(whole) // 2], whole.replace(b'"format": 2', b'"format": 99')):
+        Path("last/manifest.json").write_bytes(damage)
+        with pytest.raises(other, match=r"manifest.json cannot be read|saved by a newer version"):
+            mt.is_saved("last")
+    Path("last/manifest.json").write_bytes(whole)
+    mt.barrier()
+    if here.rank == 0:
+        Path("last").rename("moved")
+        Path("file").touch()
+    with pytest.raises(ArgumentError, match="rank 0 finds no checkpoint, but there is one for rank 1: copy it"):
+        mt.is_saved("last")
+    with pytest.raises(other, match="file is a file, and a checkpoint of multiring is a folder"):
+        mt.is_saved("file")
+    if here.rank == 0:
+        Path("moved").rename("last")
+        for each in Path("last").glob("data-*"):
+            each.rename("elsewhere")
+    with pytest.raises(other, match=r"is damaged: its data folder data-.* is missing"):
+        mt.is_saved("last")
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_not_taken_for_none(tmp_path: Path) -> None:
+    run_ranks(say_whether_there_is_one, 2, str(tmp_path))
 
 
 def refuse_to_round(_here: Here, folder: str) -> None:

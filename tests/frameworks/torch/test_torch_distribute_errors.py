@@ -1,8 +1,10 @@
 """Errors of `distribute` and its loader reach all ranks, and the job continues."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from tests.support.plain import join
 from tests.support.ranks import Here, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import multiring.torch as mt
+from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError, MismatchError, MultiringError, StateError, UnsupportedError
 
 SHARDED: dict[str, Any] = {"batch": "per_rank", "learning_rate": "keep", "sharded": True}
@@ -272,3 +275,78 @@ def distribute_unlike_data(here: Here) -> None:
             made(DataLoader(Augmented(has_own=False), 2), model=model, optimizer=optimizer)
         draws.append((float(torch.rand(())), random.random(), np.random.rand()))  # noqa: NPY002, S311 -- as above
     assert draws[0] == draws[1]
+
+
+def test_loops_that_take_batches_ahead() -> None:
+    """A gradient has the weight of the newest batch, so a loop must not take the next batch before the backward."""
+    run_ranks(take_batches_ahead, 2)
+
+
+class Records(logging.Handler):
+    """Keeps the messages of multiring's logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        logging.getLogger("multiring").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+Step = Callable[[Any], None]
+
+
+def ready(count: int, *, is_own: bool = False) -> tuple[Any, Step]:
+    """Return a loader of `count` samples in batches of 4, torch's or multiring's own, and a step for a batch."""
+    model = network()
+    optimizer = sgd(model.parameters())
+    arrays = dict(zip(("x", "y"), (each.numpy() for each in data(count).tensors), strict=True))
+    plain: Any = mt.DataLoader(ArrayDataset(arrays), 4) if is_own else DataLoader(data(count), 4)
+    loader = mt.distribute(model, optimizer, plain)[2]
+
+    def step(batch: Any) -> None:
+        points, labels = (batch["x"], batch["y"]) if is_own else batch
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+    return loader, step
+
+
+def prefetch(loader: Any, step: Step) -> None:
+    batches = iter(loader)
+    waiting = next(batches)
+    for batch in batches:
+        step(waiting)
+        waiting = batch
+    step(waiting)
+
+
+def take_all(loader: Any, step: Step) -> None:
+    for batch in list(loader):
+        step(batch)
+
+
+def look_and_skip(loader: Any, step: Step) -> None:
+    """Look at a batch, then train on all batches but the last: nothing is out of order."""
+    next(iter(loader))
+    for number, batch in enumerate(loader):
+        if number != 5:
+            step(batch)
+
+
+def take_batches_ahead(here: Here) -> None:
+    join(here)
+    records = Records()
+    for is_own, loop in product((False, True), (prefetch, take_all)):
+        loop(*ready(24, is_own=is_own))  # every batch has the weights 1
+    look_and_skip(*ready(21))
+    assert not records.told
+    told = "after the end of the pass.*Run the backward of a batch before you take"
+    for is_own, loop in product((False, True), (prefetch, take_all)):
+        fails(StateError, told, partial(loop, *ready(21, is_own=is_own)))
+    assert len(records.told) == (here.rank == 0), records.told
+    assert all("two batches were taken before the first backward" in each for each in records.told)
+    loader, _ = ready(21)
+    assert (loader.batch_size, loader.drop_last, type(loader.sampler)) == (4, False, SequentialSampler)

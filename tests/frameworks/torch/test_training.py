@@ -28,6 +28,7 @@ from multiring.training import (
     parse_options,
     run_folder,
 )
+from multiring.training.checkpoints import Checkpoints
 from multiring.training.evaluation import combine_batch_norm_statistics
 from multiring.training.loop import _collated
 from multiring.training.micro_batches import require_equal_passes
@@ -125,6 +126,19 @@ def test_the_wait_for_a_step_s_loss_is_time_of_training(tmp_path: Path, monkeypa
     progress = TrainingRun(Line(), TrainingOptions(**options)).train()
     assert progress.trained_s >= 8 * 0.02
     assert progress.wall_s - progress.trained_s >= 2.0
+
+
+def look_for_checkpoints(_: Here, options: dict[str, Any]) -> tuple[bool, bool]:
+    mt.init()
+    checkpoints = Checkpoints(Path(options["run"]), 2)
+    before = checkpoints.is_there()
+    TrainingRun(Line(), TrainingOptions(**options)).train()
+    return before, checkpoints.is_there()
+
+
+def test_all_ranks_know_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
+    options = COMMON | {"run": str(tmp_path / "run"), "epochs": 1}
+    assert run_ranks(look_for_checkpoints, 2, options, process=TORCH) == [(False, True)] * 2
 
 
 def test_a_run_too_short_to_log_a_step_has_a_report(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ READ_BYTES = 4 << 20
 _PAUSE_S = 0.01
 
 
+class NoCheckpointError(ArgumentError):
+    """There is no checkpoint."""
+
+
 class VanishedError(ArgumentError):
     """The files of a save are missing.
 
@@ -103,7 +107,8 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of the last complete save to `path`, and its manifest.
 
     Raises:
-        ArgumentError: there is no complete save, it is damaged, or a newer version wrote it.
+        NoCheckpointError: there is no complete save.
+        ArgumentError: the save is damaged, or a newer version wrote it.
     """
     if _is_file(path):
         raise ArgumentError(
@@ -114,7 +119,7 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     while True:
         found = _found(path)
         if found is None:
-            raise ArgumentError(
+            raise NoCheckpointError(
                 f"no finished checkpoint at {path}: want the path that was passed to `save`; on a first run there is "
                 "none yet, and `is_saved(path)` returns False"
             )

@@ -14,6 +14,7 @@ from multiring._frontend.checkpoint.array_file import Entry
 from multiring._frontend.checkpoint.arrays import BYTES, NUMPY, SAFETENSORS, Arrays, WordSum, pieces_of
 from multiring._frontend.checkpoint.files import (
     READ_BYTES,
+    NoCheckpointError,
     OpenPart,
     VanishedError,
     find,
@@ -28,6 +29,7 @@ from multiring._frontend.checkpoint.framework import Framework, SavedState
 from multiring._frontend.checkpoint.tree import Builder, Ref, refs_in
 from multiring._frontend.lifecycle import rank, size
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._runtime.group.posting import ranks_in_words
 from multiring.errors import ArgumentError, MultiringError
 
 _log = logging.getLogger("multiring")
@@ -38,14 +40,45 @@ _SENT_BYTES = 16 << 20
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
-    """Return whether rank 0 finds a complete checkpoint at `path`.
+    """Return whether there is a complete checkpoint at `path`.
 
-    Every rank calls it, and gets the same result.
+    Every rank calls it, and gets the same result. A program that gets False starts anew, and later replaces whatever is
+    there. So False means that no rank finds a checkpoint; a checkpoint that cannot be loaded is an error.
+
+    Raises:
+        ArgumentError: on rank 0: the checkpoint is damaged, of a newer version, or cannot be read; or `path` is a file.
+            On every rank: other ranks find a checkpoint, but rank 0 finds none.
+        MismatchError: on the other ranks: rank 0 cannot read the checkpoint.
     """
-    with agreed(f"is_saved of {shown_path(path)}"):
+    doing = f"is_saved of {shown_path(path)}"
+    with agreed(doing):
         target = target_of(path, "is_saved")
-    found = _found(target) if rank() == 0 else None
-    return bool(broadcast_object(not isinstance(found, str), name=f"{NAME}.is_saved"))
+    with agreed(doing):
+        is_here = _is_finished(target)
+    owners = [number for number, told in enumerate(allgather_object(is_here, name=f"{NAME}.is_saved")) if told]
+    if not owners or owners[0] == 0:
+        return bool(owners)
+    with agreed(doing):  # another job may have finished its first save in the meantime
+        is_here = _is_finished(target)
+    if not broadcast_object(is_here, name=f"{NAME}.is_saved"):
+        raise ArgumentError(
+            f"{doing}: rank 0 finds no checkpoint, but there is one for {ranks_in_words(owners)}: copy it to the host "
+            "of rank 0, from which the ranks without it get it; or remove it from the other hosts to start anew"
+        )
+    return True
+
+
+def _is_finished(target: Path) -> bool:
+    """Return whether this rank finds a checkpoint; on rank 0, raise ArgumentError if it cannot be loaded."""
+    try:
+        find(target)
+    except NoCheckpointError:
+        return False
+    except MultiringError:
+        if rank() == 0:
+            raise
+        return False
+    return True
 
 
 class _Found(NamedTuple):

@@ -23,6 +23,7 @@ from multiring.errors import DataError
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...], Any], Array]
 _ALIGNMENT = 64
+_FILLS = "want a transform that fills missing values in, or leaves the field out of all samples"
 _PIECE = 1 << 20  # bytes of a batch that are worth a task of their own if samples are not decoded
 
 
@@ -32,10 +33,12 @@ class BatchLayout:
 
     arrays: the shape and type of one sample's value, by field.
     lists: the names of the other fields.
+    empty: the names of those among them that have no value (None) in the sample that determined the layout.
     """
 
     arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     lists: tuple[str, ...]
+    empty: tuple[str, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -75,15 +78,23 @@ def layout_of(record: Mapping[str, Any]) -> BatchLayout:
     arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     lists = []
     for name, value in record.items():
-        if isinstance(value, bool | int | float | complex | np.generic | np.ndarray) and not isinstance(
-            value, str | bytes | np.ma.MaskedArray
-        ):
-            array = np.asarray(value)
-            if not array.dtype.hasobject:
-                arrays[name] = (array.shape, array.dtype.newbyteorder("="))
-                continue
-        lists.append(name)
-    return BatchLayout(arrays=arrays, lists=tuple(lists))
+        array = _number_or_array(value)
+        if array is None:
+            lists.append(name)
+        else:
+            arrays[name] = (array.shape, array.dtype.newbyteorder("="))
+    empty = tuple(name for name in lists if record[name] is None)
+    return BatchLayout(arrays=arrays, lists=tuple(lists), empty=empty)
+
+
+def _number_or_array(value: Any) -> Array | None:
+    """Return a number or an array of numbers as an array; None for any other value."""
+    if isinstance(value, str | bytes | np.ma.MaskedArray):
+        return None
+    if not isinstance(value, bool | int | float | complex | np.generic | np.ndarray):
+        return None
+    array = np.asarray(value)
+    return None if array.dtype.hasobject else array
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +259,8 @@ def _put(
             f"sample {number} has the fields {sorted(record)}, but the first sample has "
             f"{sorted({*layout.arrays, *layout.lists})}; want the same fields in all samples"
         )
+    if layout.empty or any(value is None for value in record.values()):
+        _require_alike_empty(record, layout, number)
     for name, (shape, dtype) in layout.arrays.items():
         value = _as_array(record[name])
         if value.dtype == dtype and value.shape == shape:
@@ -266,6 +279,22 @@ def _put(
             raise DataError(
                 f"sample {number}: {name} is {value.dtype}, but other samples need {dtype}, which does not hold all "
                 "its values exactly: want a transform that gives all samples one type"
+            )
+
+
+def _require_alike_empty(record: Mapping[str, Any], layout: BatchLayout, number: int) -> None:
+    """Raise DataError if a number is missing in this sample or in the first one, and not in the other."""
+    for name in layout.empty:
+        if _number_or_array(record[name]) is not None:
+            raise DataError(
+                f"sample {number}: {name} is {record[name]!r}, but the first sample has no value there (null, None): "
+                f"{_FILLS}"
+            )
+    for name, (shape, dtype) in layout.arrays.items():
+        if record[name] is None:
+            raise DataError(
+                f"sample {number}: {name} has no value (null, None), but in the first sample it is {dtype} {shape}: "
+                f"{_FILLS}"
             )
 
 

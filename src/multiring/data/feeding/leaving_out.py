@@ -17,6 +17,7 @@ from multiring.errors import DataError
 Batch = dict[str, Any]
 # Called with this rank's number of samples. It returns the sum and the minimum of all ranks' numbers.
 Count = Callable[[int], tuple[int, int]]
+_COMPARED = 7  # samples whose fields and shapes are compared
 MOST = 1000  # consecutive unreadable samples after which the source is considered broken
 
 
@@ -116,20 +117,33 @@ def first_layout(samples: Samples, wanted: WantedSamples, *, skip_bad: bool) -> 
     Args:
         samples: the data set.
         wanted: the batch's samples.
-        skip_bad: whether unreadable samples are skipped until a sample can be read.
+        skip_bad: whether unreadable samples are skipped. The layout is then that of most of the first samples. If a
+            single sample determined it, and this sample lacked a field, all other samples would be left out.
 
     Raises:
         DataError: the first sample cannot be read; or, with `skip_bad`, none of the next samples, up to `MOST`.
     """
     failure: Exception | None = None
+    found: list[BatchLayout] = []
     for each in single_samples(samples, wanted):
         try:
-            return layout_of(samples.sample(int(each.numbers[0]), each.epoch, each.draw(0)))
+            found.append(layout_of(samples.sample(int(each.numbers[0]), each.epoch, each.draw(0))))
         except (DataError, OSError) as error:
             if not skip_bad:
                 raise
             failure = failure or error
-    raise none_readable(failure)
+        if len(found) == (_COMPARED if skip_bad else 1):
+            break
+    if not found:
+        raise none_readable(failure)
+    forms = [_form(each) for each in found]
+    return found[forms.index(max(forms, key=forms.count))]  # of equally frequent forms, the first
+
+
+def _form(layout: BatchLayout) -> tuple[Any, ...]:
+    """Return what samples of one batch must have in common."""
+    shapes = sorted((name, shape) for name, (shape, _) in layout.arrays.items())
+    return (shapes, sorted(layout.lists))
 
 
 def none_readable(failure: Exception | None) -> DataError:

@@ -101,6 +101,7 @@ class ProcessWorkers:
         self._lock = threading.Condition(threading.RLock())
         self._closed = False
         self._broken: BaseException | None = None
+        self._idle_deaths = 0  # of workers without a sample to read, since the last answer of a worker
         self._held = 0  # areas of memory that the user's batches still view
         self._context: Any = multiprocessing.get_context(start.context)
         self._wake, self._woken = self._context.Pipe()
@@ -298,6 +299,9 @@ class ProcessWorkers:
             return
         except Exception as error:  # noqa: BLE001 -- unpickling a class of the user can raise any exception
             filled = f"data worker: its answer cannot be unpickled here: {type(error).__name__}: {error}"
+        if isinstance(filled, DataError):  # the worker could not start
+            raise filled
+        self._idle_deaths = 0
         with self._lock:
             task = worker.tasks.popleft()
             self._lock.notify_all()
@@ -315,6 +319,12 @@ class ProcessWorkers:
         numbers = [each for task in lost for each in task.job.wanted.numbers[task.begin : task.end].tolist()]
         shown = f"{numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
         name = f"data worker {worker.number} (process {pid})"
+        self._idle_deaths += not lost
+        if self._idle_deaths >= _DEATHS:
+            raise DataError(
+                f"{_DEATHS} data workers {how} before they had a sample to read; their own output says why. Processes "
+                'need the script\'s main part under `if __name__ == "__main__":`; or use threads, such as workers=2'
+            )
         self._report(f"{name} {how}; another worker replaces it and reads its {len(numbers)} samples {shown}")
         if lost:
             lost[0].deaths += 1  # the piece that the worker was making
@@ -364,7 +374,12 @@ def _work(
         each.close()
     threading.Thread(target=_end_with, args=(trainer,), daemon=True, name="multiring-data-end").start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the training handles Ctrl-C
-    start: WorkerArguments = pickle.loads(told)  # noqa: S301 -- the parent process made this pickle
+    try:
+        start: WorkerArguments = pickle.loads(told)  # noqa: S301 -- the parent process made this pickle
+    except Exception as error:  # noqa: BLE001 -- unpickling the user's classes can raise any exception
+        found = f"a data worker cannot load the data set: {type(error).__name__}: {error}"
+        _send(pipe, DataError(f"{found}. With processes=True, define the transform at the top level of a module"))
+        return
     areas: dict[tuple[int, int], mmap.mmap] = {}
     while True:
         try:

@@ -91,6 +91,10 @@ class DistributedLoader(DataLoader[Batch_co]):
             pin_memory_device=loader.pin_memory_device,
             **options,
         )
+        # Programs read these settings. torch itself uses only the batch sampler if there is one.
+        vars(self).update({name: getattr(loader, name) for name in ("sampler", "drop_last")})
+        if not is_iterable:
+            vars(self)["batch_size"] = loader.batch_size
 
     @property
     def global_batch_size(self) -> int | None:
@@ -209,6 +213,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         # the last batch.
         told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
         turn = self._turn = object()
+        self._weighing.begin()
         for (batch, share), is_last in told:
             if self._record is not None and self._turn is not turn:
                 raise StateError(

@@ -10,6 +10,7 @@ it must already be weighted. The gradient that it passes to the layers below is 
 their own hooks will weight it.
 """
 
+import logging
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.errors import LoopOrderError
+from multiring._frontend.lifecycle import rank
 from multiring.data import Share
 from multiring.errors import UnsupportedError
 from multiring.torch.gradients.distributed import Distributed
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
+
+_log = logging.getLogger("multiring")
+_AHEAD = (
+    "distribute weights the gradients of a backward by the newest batch that the loader has handed out, and the ranks' "
+    "parts of a batch differ, here of {share.total} samples for {share.ranks} ranks. Run the backward of a batch "
+    "before you take the next batch: a loop that takes batches ahead, such as a prefetcher or list(loader), gets wrong "
+    "weights. Or use batches that divide evenly among the ranks (drop_last=True)"
+)
 
 
 class Weighing:
@@ -47,7 +58,9 @@ class Weighing:
         """
         self._model, self._optimizer = model, optimizer
         self._reduction, self._source = reduction, source
-        self.handed_out = 0  # whether the newest batch is the last of its pass
+        self.handed_out = 0  # the number of batches of the current pass
+        self.is_ahead = False  # the program took two batches of the current pass before its first backward
+        self.was_uneven = False  # a batch of the current pass had an uneven share
         earlier = vars(optimizer).get(_KEY)
         if earlier is not None:
             _batches.forget(earlier)
@@ -79,18 +92,30 @@ class Weighing:
         """Return the weight of a rank's loss in the average or sum, given its share."""
         return share.weight if self._reduction == "mean" else float(share.samples > 0)
 
+    def is_uneven(self, share: Share) -> bool:
+        """Return whether the weights of the ranks' losses differ; the same on all ranks."""
+        return share.least * share.ranks != share.total if self._reduction == "mean" else not share.least
+
+    def begin(self) -> None:
+        """Begin a pass; the former one may have been left before its end."""
+        self.handed_out, self.is_ahead, self.was_uneven = 0, False, False
+
     def set(self, share: Share | None) -> None:
         """Weight gradients by `share` from now on; None ends the pass.
+
+        If a pass with an uneven share ends before the backward of its last batch, a backward that follows raises a
+        LoopOrderError.
 
         Raises:
             UnsupportedError: a rank has no samples for a SyncBatchNorm, or two loaders hand out batches of different
                 shares for one backward. Every rank raises it.
         """
         if share is None:
-            self.handed_out = 0
             _batches.end(self)
+            self.begin()
             return
         self.handed_out += 1
+        self.was_uneven = self.was_uneven or self.is_uneven(share)
         _batches.hand_out(self, share)
 
     @property
@@ -128,6 +153,7 @@ class _Batches:
         self._known: list[weakref.ref[Weighing]] = []
         self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # each pass's newest batch, by age of the pass
         self._last: _Last | None = None
+        self._has_warned = False
         self._hooks: dict[int, list[Any]] = {}  # keyed by the `id` of a parameter or layer
 
     def weighings(self) -> list[Weighing]:
@@ -150,6 +176,14 @@ class _Batches:
         last, backwards = self._last, sum(each.optimizer.backwards for each in companions)
         if last is not None and last.weighing is not weighing and last.weighing in companions:
             self._refuse_two(last, weighing, share, backwards)
+        if last is not None and last.weighing is weighing and last.backwards == backwards:
+            weighing.is_ahead = weighing.is_ahead or weighing.handed_out == 2
+        if weighing.is_ahead and weighing.was_uneven and not self._has_warned:
+            self._has_warned = True
+            if rank() == 0:
+                _log.warning(
+                    "two batches were taken before the first backward of a pass. %s", _AHEAD.format(share=share)
+                )
         self._last = _Last(weighing, share, backwards)
         self._open.pop(id(weighing), None)
         self._open[id(weighing)] = (weakref.ref(weighing), share)
@@ -163,11 +197,20 @@ class _Batches:
         """
         self._open.pop(id(weighing), None)
         self._open = {key: each for key, each in self._open.items() if each[0]() is not None}
-        if self._last is not None and self._last.weighing is weighing:
-            self._last = None
         companions = weighing.companions()
         around = [share for found, share in self._open.values() if found() in companions]
         self._weigh(companions, around[-1] if around else None)
+        last = self._last
+        if last is None or last.weighing is not weighing:
+            return
+        self._last = None
+        is_used = last.backwards != sum(each.optimizer.backwards for each in companions)
+        if not around and (
+            weighing.was_uneven if weighing.is_ahead else not is_used and weighing.is_uneven(last.share)
+        ):
+            for parameter in {id(one): one for each in companions for one in each.parameters}.values():
+                if parameter.requires_grad:
+                    self._hooks[id(parameter)] = [parameter.register_hook(partial(_refuse_late, last.share))]
 
     @staticmethod
     def _refuse_two(last: _Last, weighing: Weighing, share: Share, backwards: int) -> None:
@@ -216,6 +259,12 @@ class _Batches:
                         seen.add(id(parameter))
                         if factor != 1.0:
                             self._hooks[id(parameter)] = [parameter.register_hook(partial(scaled, factor))]
+
+
+def _refuse_late(share: Share, _gradient: Tensor) -> Tensor:
+    raise LoopOrderError(
+        f"a backward after the end of the pass, without one of its last batch. {_AHEAD.format(share=share)}"
+    )
 
 
 _KEY = "_multiring_weighing"
