@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.support.checkpoint_trees import NAME, loaded, same, saved
 
-from multiring._frontend.checkpoint import folder
+from multiring._frontend.checkpoint import array_file, folder
 from multiring._frontend.checkpoint.files import find
 from multiring._frontend.checkpoint.folder import SaveAttempt, require_ours
 from multiring.errors import ArgumentError
@@ -284,3 +284,8 @@ def test_what_lies_beside_and_is_not_of_02_stays(tmp_path: Path) -> None:
     saved(tmp_path / "c", 1)
     shutil.rmtree(tmp_path / "c")
     assert files_in(tmp_path) == before
+
+
+def test_a_full_disk_is_named_with_the_file() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        array_file.write(Path("/dev/full"), [[b"some bytes"]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.distribute_cases import Stream, data, network, seed, sgd
-from tests.support.plain import join
+from tests.support.plain import backward, join
 from tests.support.ranks import Here, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -308,7 +308,7 @@ def ready(count: int, *, is_own: bool = False) -> tuple[Any, Step]:
     def step(batch: Any) -> None:
         points, labels = (batch["x"], batch["y"]) if is_own else batch
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(points), labels).backward()
+        backward(nn.functional.cross_entropy(model(points), labels))
         optimizer.step()
 
     return loader, step

@@ -63,14 +63,22 @@ def header_of(arrays: Mapping[str, Outgoing]) -> bytes:
 
 
 def write(file: Path, data: Iterable[Iterable[Buffer]]) -> None:
-    """Write a file, and wait until it is on the disk."""
-    with file.open("wb", buffering=0) as opened:
-        for each in data:
-            for piece in each:
-                view = memoryview(piece)
-                while view:
-                    view = view[opened.write(view) :]
-        os.fsync(opened.fileno())
+    """Write a file, and wait until it is on the disk.
+
+    Raises:
+        OSError: the file cannot be written; the error names the file.
+    """
+    try:
+        with file.open("wb", buffering=0) as opened:
+            for each in data:
+                for piece in each:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[opened.write(view) :]
+            os.fsync(opened.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(file)  # a write to a full disk does not name it
+        raise
 
 
 class ArrayFile:

@@ -210,7 +210,8 @@ class _Batches:
         ):
             for parameter in {id(one): one for each in companions for one in each.parameters}.values():
                 if parameter.requires_grad:
-                    self._hooks[id(parameter)] = [parameter.register_hook(partial(_refuse_late, last.share))]
+                    refusal: Any = parameter.register_hook(partial(_refuse_late, last.share))  # type: ignore[no-untyped-call] # torch does not annotate it
+                    self._hooks[id(parameter)] = [refusal]
 
     @staticmethod
     def _refuse_two(last: _Last, weighing: Weighing, share: Share, backwards: int) -> None:
