@@ -58,14 +58,14 @@ def main() -> int:
         for kind, found in times.items():
             ratios = sorted(one / other for one, other in zip(times["fixed"], found, strict=True))
             low, high = interval(ratios)
-            is_met = kind == "fixed" or high >= FLOOR
+            is_met = median(ratios) >= FLOOR
             misses += not is_met
             told = f"{median(ratios):.3f} ({low:.3f} to {high:.3f}){'' if is_met else ' MISSED'}"
             step_ms = f"{1e3 * median(found) / arguments.steps:.2f} ms"
             kept = f"{1e3 * median(commits[kind]):.2f} ms" if kind != "fixed" else ""
             shown = [name, kind, step_ms, told if kind != "fixed" else "", kept, f"{os.getloadavg()[0]:.1f}"]
             print("|", " | ".join(shown), "|", flush=True)
-    print(f"\n{'MISSED' if misses else 'holds'}: intervals that reach {FLOOR}")
+    print(f"\n{'MISSED' if misses else 'holds'}: medians of at least {FLOOR}; a wide interval says little")
     return int(misses > 0)
 
 
