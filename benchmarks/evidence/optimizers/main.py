@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402 -- after the change of the import path above
-from benchmarks.evidence.optimizers.runs import Line, Pool, Record, Training, told  # noqa: E402
+from benchmarks.evidence.optimizers.runs import Line, Pool, Record, Training, add_options, told  # noqa: E402
 from benchmarks.evidence.optimizers.workloads import WORKLOADS  # noqa: E402
 from benchmarks.evidence.support.claims import commit, machine  # noqa: E402
 
@@ -183,11 +183,8 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(HORIZONS), help="run the trainings of this optimizer, and show nothing")
-    parser.add_argument("--show", action="store_true", help="run nothing; print the recorded results")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="some of them, separated by commas")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side, each on one thread")
-    parser.add_argument("--device", default="cpu", help="where networks are: cpu or cuda")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "optimizers", help="folder of the records")
+    add_options(parser)
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := [name for name in names if name not in WORKLOADS]:

@@ -4,6 +4,7 @@ A training's seed decides its first weights, its batches and their order. Its le
 twentieth of its steps and then falls to zero along a cosine.
 """
 
+import argparse
 import hashlib
 import json
 import math
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.evidence.optimizers.workloads import WORKLOADS
-from benchmarks.evidence.support.claims import commit
+from benchmarks.evidence.support.claims import ROOT, commit
 from torch import Tensor, nn
 
 import multiring.torch as mt
@@ -29,6 +30,14 @@ WARM_UP = 0.05
 EVALUATIONS = 50  # of a whole training
 FIRST_EVALUATED = 0.3  # of a whole training
 Line = dict[str, Any]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that the programs of this folder have in common."""
+    parser.add_argument("--show", action="store_true", help="run nothing; print the recorded results")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side, each on one thread")
+    parser.add_argument("--device", default="cpu", help="where networks are: cpu or cuda")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "optimizers", help="folder of the records")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,16 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402 -- after the change of the import path above
 import torch  # noqa: E402
-from benchmarks.evidence.optimizers.runs import BETAS, Line, Pool, Record, evaluated, factor, told  # noqa: E402
+from benchmarks.evidence.optimizers.runs import (  # noqa: E402
+    BETAS,
+    Line,
+    Pool,
+    Record,
+    add_options,
+    evaluated,
+    factor,
+    told,
+)
 from benchmarks.evidence.optimizers.workloads import WORKLOADS, CharacterTransformer, noisy_digits  # noqa: E402
 from benchmarks.evidence.support.claims import commit, machine  # noqa: E402
 from torch import nn  # noqa: E402
@@ -222,11 +231,8 @@ def show(record: Record) -> int:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--show", action="store_true", help="run nothing; print the recorded results")
     parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, separated by commas")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side, each on one thread")
-    parser.add_argument("--device", default="cpu", help="where networks are: cpu or cuda")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "optimizers", help="folder of the record")
+    add_options(parser)
     options = parser.parse_args()
     names = options.tasks.split(",")
     if unknown := [name for name in names if name not in TASKS]:

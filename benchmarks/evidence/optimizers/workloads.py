@@ -90,13 +90,26 @@ def _small_resnet() -> nn.Module:
     )
 
 
-@functools.cache
-def _cluttered_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Sequence[Batch]]:
-    from sklearn.datasets import load_digits  # noqa: PLC0415 -- only this workload needs it
+def _digits() -> tuple[Array, Array]:
+    """Return scikit-learn's digits, from 0 to 1, and their labels."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 -- only these workloads need it
 
     found = load_digits()
-    images, labels = (found.images / 16).astype(np.float32), found.target.astype(np.int64)
-    order = np.random.default_rng(20).permutation(len(labels))
+    return (found.images / 16).astype(np.float32), found.target.astype(np.int64)
+
+
+def _divided(
+    drawn: Callable[[Array, np.random.Generator, int], Batch], pictures: int
+) -> tuple[Callable[[np.random.Generator, int], Batch], Sequence[Batch]]:
+    """Return what draws batches of most of the pictures, and a batch of the others, which are held out."""
+    order = np.random.default_rng(20).permutation(pictures)
+    held_out = drawn(order[1350:], np.random.default_rng(21), 1024)
+    return functools.partial(drawn, order[:1350]), [held_out]
+
+
+@functools.cache
+def _cluttered_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Sequence[Batch]]:
+    images, labels = _digits()
 
     def drawn(which: Array, random: np.random.Generator, count: int) -> Batch:
         chosen = random.choice(which, count)
@@ -114,26 +127,20 @@ def _cluttered_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Se
         canvas += random.normal(0, 0.15, canvas.shape).astype(np.float32)
         return torch.from_numpy(canvas[:, None]), torch.from_numpy(labels[chosen])
 
-    held_out = drawn(order[1350:], np.random.default_rng(21), 1024)
-    return functools.partial(drawn, order[:1350]), [held_out]
+    return _divided(drawn, len(labels))
 
 
 @functools.cache
 def noisy_digits() -> tuple[Callable[[np.random.Generator, int], Batch], Sequence[Batch]]:
     """Return scikit-learn's digits with noise: for perceptrons, which do not learn digits at random places."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 -- only this workload needs it
-
-    found = load_digits()
-    images, labels = (found.images / 16).astype(np.float32), found.target.astype(np.int64)
-    order = np.random.default_rng(20).permutation(len(labels))
+    images, labels = _digits()
 
     def drawn(which: Array, random: np.random.Generator, count: int) -> Batch:
         chosen = random.choice(which, count)
         noise = random.normal(0, 0.4, (count, _DIGIT, _DIGIT)).astype(np.float32)
         return torch.from_numpy((images[chosen] + noise)[:, None]), torch.from_numpy(labels[chosen])
 
-    held_out = drawn(order[1350:], np.random.default_rng(21), 1024)
-    return functools.partial(drawn, order[:1350]), [held_out]
+    return _divided(drawn, len(labels))
 
 
 # ---- a transformer: the next character of Python's own sources ----

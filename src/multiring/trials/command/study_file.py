@@ -58,9 +58,7 @@ class StudyFile:
 
     def error(self, keys: Sequence[str], text: str) -> ArgumentError:
         """Return an error about a field."""
-        line = line_of(self.text, keys)
-        where = f", line {line}" if line else ""
-        return ArgumentError(f"{self.path}{where}: {'.'.join(keys)}: {text}")
+        return _error_at(self.path, self.text, keys, text)
 
     def arguments(self) -> StudyArguments:
         """Return the arguments of the study, with the sampler and the pruner made.
@@ -223,9 +221,14 @@ class _Reader:
                 raise self._error((*keys, key), f"{repr(value)[:_SHOWN]}: want {what}")
 
     def _error(self, keys: Sequence[str], text: str) -> ArgumentError:
-        line = line_of(self._text, keys)
-        where = f", line {line}" if line else ""
-        return ArgumentError(f"{self._path}{where}: {'.'.join(keys)}: {text}")
+        return _error_at(self._path, self._text, keys, text)
+
+
+def _error_at(path: Path, table: str, keys: Sequence[str], text: str) -> ArgumentError:
+    """Return an error about a field, with the line of the file whose text is `table`."""
+    line = line_of(table, keys)
+    where = f", line {line}" if line else ""
+    return ArgumentError(f"{path}{where}: {'.'.join(keys)}: {text}")
 
 
 _Field = tuple[str, Callable[[Any], bool]]
