@@ -163,10 +163,10 @@ void end_other_connections(const std::set<int>& sockets, int held) {
   }
 }
 
-enum class EarlyEnd : uint8_t { aborted, link_lost };
+enum class Interruption : uint8_t { aborted, link_lost };
 
 // Ends a sum on rank 0 while a thread reads into its memory, then uses the memory for something else.
-void ends_while_reading(uint16_t connections, EarlyEnd end) {
+void ends_while_reading(uint16_t connections, Interruption end) {
   constexpr uint64_t kCount = 8'000'000;
   constexpr uint64_t kMostTurns = 50;
   const std::set<int> before = checks::connections();
@@ -190,7 +190,7 @@ void ends_while_reading(uint16_t connections, EarlyEnd end) {
     is_held = held_read.disarm();
     if (is_held) {
       const int held = held_read.wait_until_held();
-      if (end == EarlyEnd::aborted) {
+      if (end == Interruption::aborted) {
         job[0].abort(operations[0], 0);
       } else {
         end_other_connections(sockets, held);
@@ -223,8 +223,8 @@ extern "C" ssize_t readv(int fd, const iovec* parts, int count) {
 
 int main() {
   for (const uint16_t connections : {2, 4}) {
-    ends_while_reading(connections, EarlyEnd::aborted);
-    ends_while_reading(connections, EarlyEnd::link_lost);
+    ends_while_reading(connections, Interruption::aborted);
+    ends_while_reading(connections, Interruption::link_lost);
   }
   return result();
 }
