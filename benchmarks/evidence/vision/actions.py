@@ -13,6 +13,7 @@ videos: the videos of Debian's opencv-doc go through the same commands, as a dem
 """
 
 import csv
+import json
 import math
 import os
 import shutil
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -41,7 +43,7 @@ MOTIONS = {
 LEAST, CHANCE = 95.0, 25.0
 _SEED, _SEEDS = 41, (0, 1, 2)
 _OPTIONS = "--size 64 --width 16 --head 32 --epochs 30 --batch 16 --crop 0"
-_EVERY = 5  # frames of a video
+_EVERY = 2  # frames of a video
 
 
 def clip(generator: np.random.Generator) -> list[Image.Image]:
@@ -149,37 +151,58 @@ def orderless(share: int) -> Iterator[Claim]:
 
 
 def videos(share: int) -> Iterator[Claim]:
-    """Tell clips of the opencv-doc videos apart; later clips are the test's."""
+    """Tell later clips of the opencv-doc videos apart by models that learnt from the earlier clips.
+
+    The clips of a video look alike, and a split keeps them on one side. So the later clips are no part of the project:
+    they are videos of their own, which `vision predict` reads. Megamind_bugy.avi is left out; it has the pictures of
+    Megamind.avi.
+    """
     place = FOLDER / "actions" / f"videos{f'-{share}' * (share > 1)}"
+    later = place.with_name(f"{place.name}-later")
     if not (place / "runs" / "splits" / "split.json").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+        for each in (place, later):
+            shutil.rmtree(each, ignore_errors=True)
+            each.mkdir(parents=True)
         (FOLDER / "packages").mkdir(exist_ok=True)
         unpacked(FOLDER / "packages")
         rows: list[dict[str, Any]] = []
         for path in sorted((FOLDER / "packages" / "opencv-doc").rglob("*.avi")):
-            if path.is_symlink():
+            if path.is_symlink() or path.stem.endswith("_bugy"):
                 continue
             os.link(path, place / path.name)
             multiring("vision", "frames", place, path.name, "--every", _EVERY)
             frames = sorted((place / f"{path.name}.frames").glob("*.jpg"))
             clips = len(frames) // FRAMES
-            for number in range(clips // 2 * 2):
-                part = "train" if number < clips // 2 else "test"
-                for frame, each in enumerate(frames[FRAMES * number : FRAMES * (number + 1)]):
-                    name = each.relative_to(place).as_posix()
-                    rows.append(_row(name, path.stem, part, f"{path.name}/{number}", frame))
+            for number in range(clips):
+                pictures = frames[FRAMES * number : FRAMES * (number + 1)]
+                if number >= clips // 2:
+                    _write_video(later / path.stem / f"{number:03}.avi", pictures)
+                    continue
+                for frame, each in enumerate(pictures):
+                    rows.append(_row(each.relative_to(place).as_posix(), path.stem, "train", f"{path.name}/{number}", frame))
         _imported(place, rows)
-        counts = {part: sum(each["group"] == part for each in rows) for part in ("train", "test")}
-        _split(place, counts)
+        _split(place, {"train": 1})
     trained(place, "act", "act", 0, f"{_OPTIONS} --val=")
-    found = scored(place, "act", "test")
-    clips = len(found["samples"])
+    out = place / "later.jsonl"
+    if not out.exists():
+        multiring("vision", "predict", place / "runs" / "act", later, "--out", out)
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    right = [Path(each["video"]).parent.name == each["labels"][0]["class"] for each in told]
+    names = {Path(each["video"]).parent.name for each in told}
     yield Claim(
         text="which of the opencv-doc videos a later clip is of (a demonstration, no floor)",
-        figure=f"{found['figures']['accuracy']:.1f} % of {clips} clips, {len(found['classes'])} videos",
+        figure=f"{100 * sum(right) / len(right):.1f} % of {len(right)} clips of {len(names)} videos",
         holds=True,
     )
+
+
+def _write_video(path: Path, pictures: Sequence[Path]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    frames = [cv2.imread(str(each)) for each in pictures]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, frames[0].shape[1::-1])
+    for each in frames:
+        writer.write(each)
+    writer.release()
 
 
 if __name__ == "__main__":
