@@ -302,3 +302,21 @@ def test_ctrl_c_while_a_command_is_imported_has_no_traceback(
     monkeypatch.setattr("importlib.import_module", interrupted)
     assert main(["run", "-n", "1", "true"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def destinations(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of all values that a command and its own commands take."""
+    found = set()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {name for each in action.choices.values() for name in destinations(each)}
+        found.add(action.dest)
+    return found
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_command_takes_a_value_that_main_sets(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.COMMANDS[name].add_arguments(parser)
+    assert "help" in destinations(parser)
+    assert not destinations(parser) & {"command", "started_by"}

@@ -179,7 +179,9 @@ def videos(share: int) -> Iterator[Claim]:
                     _write_video(later / path.stem / f"{number:03}.avi", pictures)
                     continue
                 for frame, each in enumerate(pictures):
-                    rows.append(_row(each.relative_to(place).as_posix(), path.stem, "train", f"{path.name}/{number}", frame))
+                    rows.append(
+                        _row(each.relative_to(place).as_posix(), path.stem, "train", f"{path.name}/{number}", frame)
+                    )
         _imported(place, rows)
         _split(place, {"train": 1})
     trained(place, "act", "act", 0, f"{_OPTIONS} --val=")

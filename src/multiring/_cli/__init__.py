@@ -111,6 +111,6 @@ def _run(argv: Sequence[str] | None, *, is_kept: bool) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         _refuse(commands.choices[arguments.command], unknown)
-    arguments.words = None if is_kept else list(words)  # what starts the same job again
+    arguments.started_by = None if is_kept else list(words)  # what starts the same job again
     code: int = COMMANDS[arguments.command].run(arguments)
     return code

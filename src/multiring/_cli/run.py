@@ -176,12 +176,12 @@ def run(arguments: argparse.Namespace) -> int:
     127: the command does not exist. 126: it cannot be executed.
     """
     asked = _with_file(arguments)
-    if asked.survive_launcher is not None and arguments.words is not None:
+    if asked.survive_launcher is not None and arguments.started_by is not None:
         if asked.stdin is not None:
             arguments.refuse("--stdin needs the terminal of one launcher; leave out --survive-launcher")
         from multiring._cli.run_kept import run_surviving  # noqa: PLC0415 -- most jobs start faster without
 
-        return run_surviving(arguments.words, asked.survive_launcher)
+        return run_surviving(arguments.started_by, asked.survive_launcher)
     return _run_asked(asked, arguments)
 
 
