@@ -124,10 +124,10 @@ def as_rank() -> int:
             run(group, task, plan, array, 2)
         for turn in range(TURNS):
             for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
-                one_s = run(group, task, kinds[kind], array, 2)
+                one_s, _ = run(group, task, kinds[kind], array, 2)
                 calls = np.array([max(3, round(TIMED_S / one_s))])
                 group.all_reduce(calls, "min")
-                seconds[kind].append(run(group, task, kinds[kind], array, int(calls[0])))
+                seconds[kind].append(run(group, task, kinds[kind], array, int(calls[0]))[0])
                 array[...] = group.rank
         told[str(size)] = Told(
             plans={kind: text_of(plan) for kind, plan in kinds.items()},

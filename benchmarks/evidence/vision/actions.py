@@ -200,10 +200,10 @@ def videos(share: int) -> Iterator[Claim]:
 
 def _write_video(path: Path, pictures: Sequence[Path]) -> None:
     path.parent.mkdir(exist_ok=True)
-    frames = [cv2.imread(str(each)) for each in pictures]
+    frames = [np.asarray(Image.open(each))[..., ::-1] for each in pictures]  # OpenCV takes blue first
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, frames[0].shape[1::-1])
     for each in frames:
-        writer.write(each)
+        writer.write(np.ascontiguousarray(each))
     writer.release()
 
 

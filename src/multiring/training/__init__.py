@@ -17,8 +17,9 @@ require_framework("torch", "PyTorch")
 
 from multiring.training.evaluation import EvaluationResult, combine_batch_norm_statistics, evaluate
 from multiring.training.intervals import jackknife_intervals, wilson_interval
-from multiring.training.loop import TrainingProgress, TrainingRun
+from multiring.training.loop import TrainingRun
 from multiring.training.options import TrainingOptions, parse_options, read_options
+from multiring.training.progress import TrainingProgress
 from multiring.training.recipe import TrainingRecipe, build_recipe, learning_rate_schedule, steps_per_epoch
 from multiring.training.run_folder import read_baselines, write_baselines, write_report
 from multiring.training.task import TrainingTask, model_dtype
