@@ -21,6 +21,7 @@ from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.measuring import MeasuredShares
+from multiring.torch.distributing.options import AgreedOptions
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
 from multiring.torch.gradients.distributed import Distributed
@@ -59,14 +60,14 @@ class DataLoader(Loader):
             self.follow(job_place)
         self._weighing: Weighing | None = None
         self._rules: Rules | None = None
-        self._optimizer: Distributed | None = None
+        self._options: AgreedOptions | None = None
         self._shares: MeasuredShares | None = None
         if not options.keys() & {"rank", "ranks"}:
             self.count_by(count_in_job)
 
     def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
         """Use this loader in `distribute`: load for this job's ranks, and weight the gradients."""
-        self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
+        self._rules, self._weighing, self._options = rules, weighing, AgreedOptions(optimizer)
         self.follow(job_place)
         self.count_by(count_in_job)
         self._shares = MeasuredShares() if rules.shares == "speed" else None
@@ -76,8 +77,10 @@ class DataLoader(Loader):
         """Yield the remaining batches of the epoch; after the end of an epoch, yield those of the next epoch."""
         if self._weighing is not None:
             self._weighing.begin()
+        if self._options is not None:
+            self._options.require_equal()
         for batch in super().__iter__():
-            if self._weighing is not None and self._optimizer is not None:
+            if self._weighing is not None:
                 self._weighing.set(self.share)
                 # The last batch ends the last group of backwards, even if the group is incomplete.
                 self._weighing.reduce_early(early=self.may_be_last)
@@ -87,7 +90,7 @@ class DataLoader(Loader):
                 self._shares.begin()
                 yield tensors_of(batch)
                 self._shares.end(self.share.samples)
-        if self._weighing is not None and self._optimizer is not None:
+        if self._weighing is not None:
             self._weighing.set(None)
             self._weighing.reduce_early(early=False)
 

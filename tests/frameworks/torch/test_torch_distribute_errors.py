@@ -350,3 +350,31 @@ def take_batches_ahead(here: Here) -> None:
     assert all("two batches were taken before the first backward" in each for each in records.told)
     loader, _ = ready(21)
     assert (loader.batch_size, loader.drop_last, type(loader.sampler)) == (4, False, SequentialSampler)
+
+
+def test_options_that_become_different_between_ranks() -> None:
+    """A schedule that follows a rank's own loss is found at the next pass; options may differ from the beginning."""
+    run_ranks(schedule_alone, 2)
+
+
+def schedule_alone(here: Here) -> None:
+    join(here)
+    arrays = dict(zip(("x", "y"), (each.numpy() for each in data(8).tensors), strict=True))
+    for plain in (DataLoader(data(8), 4), mt.DataLoader(ArrayDataset(arrays), 4)):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+        loader = mt.distribute(model, optimizer, plain, check=False)[2]
+        optimizer.param_groups[0]["betas"] = (0.9, 0.9 + here.rank / 100)
+        assert len(list(loader)) == 2  # different from the beginning
+        optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+        assert len(list(loader)) == 2
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        for loss in (1.0, 0.5):
+            schedule.step(loss * (1 + here.rank))
+            assert len(list(loader)) == 2
+        schedule.step(0.4 if here.rank else 0.6)
+        told = r"values of 'lr' of parameter group 0: rank 0: 0\.05; rank 1: 0\.5\..*from loader.global_loss or mt.mean"
+        fails(MismatchError, told, lambda each=loader: list(each))  # type: ignore[misc] # a default binds it now
+        schedule.step(0.6 if here.rank else 0.4)
+        optimizer.param_groups[0]["lr"] = 0.25
+        assert len(list(loader)) == 2

@@ -19,6 +19,7 @@ from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.distributing.counting import CountedBatch, Counting, divided, require_distinct, together
 from multiring.torch.distributing.fingerprints import UNKNOWN
 from multiring.torch.distributing.measuring import MeasuredShares
+from multiring.torch.distributing.options import AgreedOptions
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
 from multiring.torch.distributing.passes import PassRecord, require_passes
 from multiring.torch.distributing.rules import Rules
@@ -42,7 +43,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         """Adopt the settings of `loader`, which `distribute` has checked."""
         self._rules = rules
         self._weighing = weighing
-        self._optimizer = optimizer
+        self._options = AgreedOptions(optimizer)
         self._share: Share | None = None
         self._shares = MeasuredShares() if rules.shares == "speed" else None
         self._record: PassRecord | None = None
@@ -214,6 +215,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
         turn = self._turn = object()
         self._weighing.begin()
+        self._options.require_equal()
         for (batch, share), is_last in told:
             if self._record is not None and self._turn is not turn:
                 raise StateError(
