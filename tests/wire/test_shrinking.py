@@ -223,7 +223,7 @@ def test_where_it_is_refused(tmp_path: Path) -> None:
             ["-n", "2", "--min-ranks", "1", "--timeline", "t.json"],
             "a timeline of a job that goes on without lost ranks",
         ),
-        (["--hosts", "a:1,b:1", "--launcher", "mpiexec", "--min-ranks", "1"], "only on one host, or with --hosts"),
+        (["--hosts", "a:1,b:1", "--launcher", "mpiexec", "--min-ranks", "1"], "--min-ranks 1 with --launcher mpiexec"),
         (["--hosts", "a:1,b:1", "--min-ranks", "3"], "--min-ranks 3 of 2 ranks: want at most 2"),
     ):
         done = subprocess.run(
