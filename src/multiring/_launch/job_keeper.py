@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from multiring._launch.keeper_address import KeptJob, owner_of, receive, send
@@ -49,6 +50,7 @@ class JobKeeper:
         self._child = 0
         self._code: int | None = None  # the job's exit code
         self._lost_s = 0.0  # when the launcher was lost
+        self._write_until = 0.0  # when the last output is given up, once the job has ended
         self._ends = ""  # why the job takes no launcher any more
 
     def run(self, job: Callable[[], int]) -> None:
@@ -141,7 +143,7 @@ class JobKeeper:
             if self._link is not None:
                 poll.register(self._link, selectors.EVENT_READ, self._hear_launcher)
             for guest in self._guests:
-                poll.register(guest, selectors.EVENT_READ, _Hearing(self, guest))
+                poll.register(guest, selectors.EVENT_READ, partial(self._hear_guest, guest))
             for output in self._outputs:
                 output.watch(poll, has_launcher=self._link is not None)
             wake = self._wake_at()
@@ -225,8 +227,7 @@ class JobKeeper:
         self._guests.pop(guest, None)
         guest.close()
 
-    def hear(self, guest: socket.socket) -> None:
-        """Hear a process that has connected."""
+    def _hear_guest(self, guest: socket.socket) -> None:
         if guest not in self._guests:
             return
         try:
@@ -255,11 +256,3 @@ class JobKeeper:
         send(guest, adopted=True)
         has = "ran" if self._code is None else "has ended, and ran or waited"
         self._say(f"this launcher has adopted the job, which {has} for {alone_s:.1f} s without one")
-
-
-class _Hearing:
-    def __init__(self, keeper: JobKeeper, guest: socket.socket) -> None:
-        self._keeper, self._guest = keeper, guest
-
-    def __call__(self) -> None:
-        self._keeper.hear(self._guest)

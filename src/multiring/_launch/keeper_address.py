@@ -115,12 +115,8 @@ class KeeperPlace:
 
     def others(self) -> list[str]:
         """Return the addresses of keepers of other commands in this folder."""
-        try:
-            listed = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
-        except OSError:
-            return []
-        names = {word[1:] for word in listed if word.startswith(f"@{self._of_folder}")}
-        return [f"\0{name}" for name in sorted(names) if f"\0{name}" != self.address]
+        found = sorted(each for each in _addresses() if each.startswith(f"\0{self._of_folder}"))
+        return [each for each in found if each != self.address]
 
 
 def _digest(words: Sequence[str]) -> str:
@@ -153,7 +149,7 @@ def meet(address: str) -> tuple[socket.socket, KeptJob] | None:
             break
         except ConnectionRefusedError:  # nobody is there, or a keeper that starts
             link.close()
-            if f"@{address[1:]}" not in _names() or time.monotonic() >= until:
+            if address not in _addresses() or time.monotonic() >= until:
                 return None
             time.sleep(_AGAIN_S)
         except OSError as error:
@@ -184,11 +180,13 @@ def meet(address: str) -> tuple[socket.socket, KeptJob] | None:
     return link, job
 
 
-def _names() -> str:
+def _addresses() -> set[str]:
+    """Return the abstract addresses that are in use; none if the kernel does not list them."""
     try:
-        return Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
+        listed = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
     except OSError:
-        return ""
+        return set()
+    return {f"\0{word[1:]}" for word in listed if word.startswith("@")}
 
 
 def _job_in(message: dict[str, Any]) -> KeptJob | None:

@@ -21,7 +21,6 @@ from multiring.errors import LaunchError
 _ATTEMPTS = 50
 _AGAIN_S = 0.2
 _END_S = 5.0  # how long a keeper may take to end once it has told the exit code
-_KEEPER_LOST = 137
 
 
 def run_kept(words: Sequence[str], survive_s: float, keeper: str) -> int:
@@ -126,12 +125,12 @@ def _served(link: socket.socket, process: "subprocess.Popen[bytes] | None", sign
             except BlockingIOError:
                 continue
             if message is None:
-                code = _KEEPER_LOST
-            elif isinstance(told := message.get("code"), int):
+                break
+            if isinstance(told := message.get("code"), int):
                 code = told
     if process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-    if code == _KEEPER_LOST and message is None:
+    if code is None:
         raise LaunchError("the process that keeps the job was killed, and the job with it")
     return code

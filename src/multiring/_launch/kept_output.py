@@ -1,6 +1,5 @@
 """The output of a job that outlives its launcher: written to the launcher's, or kept while there is none."""
 
-import contextlib
 import os
 import selectors
 import time
@@ -99,13 +98,12 @@ class KeptOutput:
         return bool(data)
 
     def _write(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                del self._queue[: os.write(self._descriptor, self._queue[:_WRITE_BYTES])]
-            except BlockingIOError:
-                raise
-            except OSError:
-                self._broken_s = time.monotonic()
+        try:
+            del self._queue[: os.write(self._descriptor, self._queue[:_WRITE_BYTES])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken_s = time.monotonic()
 
 
 def outputs() -> list[KeptOutput]:
