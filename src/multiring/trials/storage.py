@@ -197,8 +197,8 @@ def _require_same_space(
         )
 
 
-def _as_it_is(trial: "FrozenTrial") -> "FrozenTrial":
-    """Return a copy that stays as it is. It is no deep one: a trial may have ten thousands of reports."""
+def _snapshot_of(trial: "FrozenTrial") -> "FrozenTrial":
+    """Return a copy that later changes of the trial do not reach. It is not deep: a trial may have 10,000 reports."""
     found = copy.copy(trial)
     found.params, found.distributions = dict(trial.params), dict(trial.distributions)
     found.intermediate_values = dict(trial.intermediate_values)
@@ -254,7 +254,7 @@ class StorageWriter:
 
     def note(self, number: int) -> None:
         """Write the trial soon, as it is now. The thread that changes the study calls it."""
-        now = _as_it_is(self._study.get_trials(deepcopy=False)[number])
+        now = _snapshot_of(self._study.get_trials(deepcopy=False)[number])
         with self._changed:
             self._dirty[number] = now
             self._changed.notify_all()
