@@ -36,6 +36,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
     folder = tmp_path_factory.mktemp("ray")
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/dev/shm"}  # noqa: S108 -- the host's own
     variables |= {"RAY_raylet_start_wait_time_s": "200"}  # a busy machine
+    # With a token, as today's Ray starts a head on a host that has one; never with the one in the user's home.
+    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64}
     with ClusterHosts(folder, **variables) as made:
         start_ray(made)
         yield made

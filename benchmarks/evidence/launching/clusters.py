@@ -94,6 +94,8 @@ FRAMEWORKS = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": "/dev/shm",  # noqa: S108 -- the host's own
             "RAY_raylet_start_wait_time_s": "200",  # a busy machine
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "5" * 64,  # so that none in the user's home counts
         },
     ),
     "dask": Framework(

@@ -33,11 +33,13 @@ from multiring._settings import inherited_environment
 HERE = Path(__file__).resolve().parent
 PLACES, TRIALS, LONGEST_S, ROUNDS = 8, 40, 10.0, 5
 SIZE_BYTES, COPIES = 100_000_000, 8
-# Ray then writes no files for TensorBoard, and no results as CSV and JSON beside the study; and it may start slowly.
+# Ray then writes no files for TensorBoard, and no results as CSV and JSON beside the study; it may start slowly; and it
+# leaves no token in the user's home, with which each later cluster of this host would ask for one.
 RAY_VARIABLES = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "300",
+    "RAY_AUTH_MODE": "disabled",
 }
 SIDES = ("multiring", "Ray Tune")
 _MOST_S = 600.0
