@@ -133,11 +133,8 @@ def fill(samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first
     if (at := getattr(samples, "at", None)) is not None:
         at(wanted.epoch, wanted.begin)
     direct = getattr(samples, "fills", None)
-    clock = getattr(samples, "clock", None)
-    began, began_cpu, began_queued = time.perf_counter(), time.thread_time(), queued_s()
+    meter = _Meter(samples)
     copied, made = 0.0, 0
-    if clock is not None:
-        clock.take()  # discard the times of reads that do not belong to this batch
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []
@@ -157,13 +154,60 @@ def fill(samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first
             record = {}
         for name, values in lists.items():
             values.append(record.get(name))
-    spent = {} if clock is None else clock.take()
-    read = sum(spent.get(stage, 0.0) for stage in REQUESTED)
-    rest = time.perf_counter() - began - read - copied
-    # Samples that are read directly into the batch are not decoded, so the rest of their time is copying.
-    spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0}
-    spent |= {"cpu": time.thread_time() - began_cpu, "queued": queued_s() - began_queued}
-    return Filled(lists=lists, failures=failures, wider=wider, spent=spent)
+    return Filled(lists=lists, failures=failures, wider=wider, spent=meter.spent(copied, made))
+
+
+def fill_together(
+    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], wanted: Sequence[WantedSamples]
+) -> list[Filled] | None:
+    """Read the samples of several batches of an epoch by few calls, and return the results by batch.
+
+    The result is None if the samples must be read one by one.
+
+    Args:
+        samples: the data set.
+        layout: the layout of its batches.
+        rows: the arrays by field, with the rows of all batches.
+        wanted: the samples of each batch.
+    """
+    if (at := getattr(samples, "at", None)) is not None:
+        at(wanted[0].epoch, wanted[0].begin)
+    meter = _Meter(samples)
+    whole = replace(wanted[0], numbers=np.concatenate([each.numbers for each in wanted]), places=None)
+    lists = _filled_at_once(samples, layout, rows, 0, whole)
+    if lists is None:
+        return None
+    ends = np.cumsum([len(each.numbers) for each in wanted]).tolist()
+    found = [
+        Filled(lists={name: values[end - len(each.numbers) : end] for name, values in lists.items()}, failures=[])
+        for each, end in zip(wanted, ends, strict=True)
+    ]
+    found[0] = replace(found[0], spent=meter.spent(0.0, 0))
+    return found
+
+
+class _Meter:
+    """The time that a worker spends on reading samples, from now on."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._clock = getattr(samples, "clock", None)
+        self._began, self._began_cpu, self._began_queued = time.perf_counter(), time.thread_time(), queued_s()
+        if self._clock is not None:
+            self._clock.take()  # discard the times of reads that do not belong to this batch
+
+    def spent(self, copied_s: float, made: int) -> dict[str, float]:
+        """Return the seconds by stage.
+
+        Args:
+            copied_s: the seconds that it took to copy records into the batch.
+            made: how many records were copied; the other samples were read directly into the batch.
+        """
+        found: dict[str, float] = {} if self._clock is None else self._clock.take()
+        read = sum(found.get(stage, 0.0) for stage in REQUESTED)
+        rest = time.perf_counter() - self._began - read - copied_s
+        # Samples that are read directly into the batch are not decoded, so the rest of their time is copying.
+        found |= {COPY: copied_s if made else rest, DECODE: rest if made else 0.0}
+        return found | {"cpu": time.thread_time() - self._began_cpu, "queued": queued_s() - self._began_queued}
 
 
 def pieces_of(samples: Samples, layout: BatchLayout, rows: int, workers: int) -> int:

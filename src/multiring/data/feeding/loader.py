@@ -37,7 +37,8 @@ class Workers:
         count: the number of threads or processes.
         processes: whether the workers are processes, for slow transforms in Python. The script must then start under
             `if __name__ == "__main__"`, as Python's multiprocessing requires.
-        ahead: how many batches are made ahead of time.
+        ahead: how many batches are made ahead of time. Threads make up to seven more at once if their records are small
+            and need no decoding.
         context: the start method of processes, a name of Python's multiprocessing.
 
     Raises:
@@ -264,8 +265,7 @@ class Loader:
         try:
             while True:
                 began = time.monotonic()
-                for step in islice(source, self._crew_of.ahead + 1 - len(under_way)):
-                    under_way.append((step, self._started(wanted_by(self.samples, step))))
+                self._begin(source, under_way)
                 self._count_wait(began)
                 if not under_way:
                     return
@@ -280,16 +280,35 @@ class Loader:
             for _, (job, crew) in under_way:
                 crew.drop(job)
 
+    def _begin(self, source: Iterator[Step], under_way: _UnderWay) -> None:
+        """Begin steps of the source until enough are under way."""
+        # Parts that are chosen while the training runs are chosen as late as can be.
+        together = 1 if self._workers is None or self._divide_in is not None else self._workers.together
+        room = self._crew_of.ahead + together - len(under_way)
+        if room < together:
+            return
+        if not under_way:  # then the training waits: it gets the first batch before the others are made
+            self._begin_together(list(islice(source, 1)), under_way)
+        self._begin_together(list(islice(source, self._crew_of.ahead + together - len(under_way))), under_way)
+
+    def _begin_together(self, found: list[Step], under_way: _UnderWay) -> None:
+        if found:
+            started = self._all_started([wanted_by(self.samples, step) for step in found])
+            under_way.extend(zip(found, started, strict=True))
+
     def _count_wait(self, began_s: float) -> None:
         waited_s = time.monotonic() - began_s
         self.waited_s += waited_s
         STEPS.input_s += waited_s
 
     def _started(self, wanted: WantedSamples) -> _Started:
+        return self._all_started([wanted])[0]
+
+    def _all_started(self, wanted: Sequence[WantedSamples]) -> list[_Started]:
         while True:
-            crew = self._crew(wanted)
+            crew = self._crew(wanted[0])
             try:
-                return crew.start(wanted), crew
+                return [(job, crew) for job in crew.start_all(wanted)]
             except WorkersEndedError:  # another thread has just closed the workers
                 continue
 
@@ -391,4 +410,4 @@ def _made(chosen: Workers, samples: Samples, layout: BatchLayout, rows: int, all
     if chosen.processes:
         start = WorkerArguments(samples=samples, layout=layout, rows=rows, spare=2, context=chosen.context)
         return ProcessWorkers(start, chosen.count, allocate, tell)
-    return ThreadWorkers(samples, layout, chosen.count, allocate, chosen.ahead)
+    return ThreadWorkers(samples, layout, rows, chosen.count, allocate, chosen.ahead)

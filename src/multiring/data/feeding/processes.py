@@ -86,6 +86,8 @@ class ProcessWorkers:
         report: called with a message when a worker has died.
     """
 
+    together = 1  # batches that are best begun at once
+
     def __init__(
         self, start: WorkerArguments, workers: int, allocate: Allocate | None, report: Callable[[str], None]
     ) -> None:
@@ -150,6 +152,14 @@ class ProcessWorkers:
             self._waiting += [_Task(job, begin, end) for begin, end in job.cut(pieces)]
         self._wake_up()
         return job
+
+    def start_all(self, wanted: Sequence[WantedSamples]) -> list[BatchJob]:
+        """Start to make several batches.
+
+        Raises:
+            WorkersEndedError: the processes were closed or have failed.
+        """
+        return [self.start(each) for each in wanted]
 
     def _area(self, rows: int) -> int:
         """Return the number of a free area that holds `rows` rows; add an area if there is none."""

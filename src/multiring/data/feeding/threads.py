@@ -8,15 +8,20 @@ import queue
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Array, BatchJob, BatchLayout, fill, pieces_of
+from multiring.data.feeding.batches import Allocate, Array, BatchJob, BatchLayout, fill, fill_together, pieces_of
 from multiring.data.feeding.wanted import WantedSamples
 from multiring.errors import StateError
 
 _HUGE = 1 << 22  # bytes of a batch from which huge pages are worth their cost
+# Waking a worker and Python's work on a batch take 0.5 ms of the trainer's time, however small the batch is. So small
+# batches that need no decoding are made in groups: of at most so many bytes, and so many batches.
+_TOGETHER_BYTES, _TOGETHER = 1 << 18, 8
 _Queue = queue.SimpleQueue[Any]
 
 
@@ -66,18 +71,22 @@ class ThreadWorkers:
     Args:
         samples: the data set.
         layout: the layout of its batches.
+        rows: the rows of a usual batch.
         workers: the number of threads.
         allocate: allocates an array of a batch; None to reuse the memory of earlier batches.
         ahead: how many batches are made ahead of time.
     """
 
     def __init__(
-        self, samples: Samples, layout: BatchLayout, workers: int, allocate: Allocate | None, ahead: int = 2
+        self, samples: Samples, layout: BatchLayout, rows: int, workers: int, allocate: Allocate | None, ahead: int = 2
     ) -> None:
         self.pid = os.getpid()  # to detect a fork: a forked process has no worker threads
         self.layout = layout
         self._pieces = partial(pieces_of, samples, layout, workers=workers)
         self._allocate = allocate
+        fit = _TOGETHER_BYTES // max(1, rows * layout.row_bytes)
+        is_only_read = allocate is None and getattr(samples, "is_only_read", False)
+        self.together = max(1, min(fit, _TOGETHER)) if is_only_read else 1  # batches that are best begun at once
         self._recycled = Recycled(layout, ahead + 2)
         self._tasks: _Queue = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -105,13 +114,31 @@ class ThreadWorkers:
         else:
             arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self.layout.arrays.items()}
         job = BatchJob(wanted=wanted, arrays=arrays)
-        pieces = job.cut(self._pieces(rows))
+        self._put(_Piece(job, begin, end) for begin, end in job.cut(self._pieces(rows)))
+        return job
+
+    def start_all(self, wanted: Sequence[WantedSamples]) -> list[BatchJob]:
+        """Start to make several batches of an epoch.
+
+        Raises:
+            WorkersEndedError: the threads were closed.
+        """
+        if self.together == 1 or len(wanted) == 1:
+            return [self.start(each) for each in wanted]
+        whole, end, jobs = self._recycled.arrays(sum(len(each.numbers) for each in wanted)), 0, []
+        for each in wanted:
+            begin, end = end, end + len(each.numbers)
+            jobs.append(BatchJob(wanted=each, arrays={name: array[begin:end] for name, array in whole.items()}))
+            jobs[-1].cut(1)
+        self._put([_Batches(jobs, whole)])
+        return jobs
+
+    def _put(self, tasks: "Iterable[_Piece | _Batches]") -> None:
         with self._lock:  # `close` queues end marks under this lock; no thread would take a task behind the marks
             if self.is_over:
                 raise WorkersEndedError("the loader's threads were closed")
-            for begin, end in pieces:
-                self._tasks.put((job, begin, end))
-        return job
+            for each in tasks:
+                self._tasks.put(each)
 
     def hand_over(self, job: BatchJob) -> dict[str, Any]:
         """Return a finished batch's arrays."""
@@ -134,11 +161,47 @@ def _end(tasks: _Queue, workers: int) -> None:
 
 def _work(samples: Samples, layout: BatchLayout, tasks: _Queue) -> None:
     while (task := tasks.get()) is not None:
-        job, begin, end = task
+        task.make(samples, layout)
+        del task
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a batch: a worker's task."""
+
+    job: BatchJob
+    begin: int
+    end: int
+
+    def make(self, samples: Samples, layout: BatchLayout) -> None:
+        job = self.job
         if job.cancelled:
-            continue
+            return
         try:
-            job.finish(begin, fill(samples, layout, job.arrays, begin, job.wanted.piece(begin, end)))
+            filled = fill(samples, layout, job.arrays, self.begin, job.wanted.piece(self.begin, self.end))
+            job.finish(self.begin, filled)
         except BaseException as error:  # noqa: BLE001 -- raised again by the thread that waits for the batch
             job.fail(error)
-        del task, job
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Whole batches: a worker's task. `arrays` has the rows of all of them."""
+
+    jobs: Sequence[BatchJob]
+    arrays: Mapping[str, Array]
+
+    def make(self, samples: Samples, layout: BatchLayout) -> None:
+        try:
+            found = None
+            if not any(job.cancelled for job in self.jobs):
+                found = fill_together(samples, layout, self.arrays, [job.wanted for job in self.jobs])
+        except BaseException as error:  # noqa: BLE001 -- as above
+            for job in self.jobs:
+                job.fail(error)
+            return
+        for number, job in enumerate(self.jobs):
+            if found is not None:
+                job.finish(0, found[number])
+            else:
+                _Piece(job, 0, len(job.wanted.numbers)).make(samples, layout)
