@@ -353,6 +353,42 @@ def test_a_journal_goes_on_after_a_part_of_a_line(tmp_path: Path) -> None:
         assert facts(optuna.load_study(study_name="study", storage=opened(path)[0])) == facts(again)
 
 
+def failing_once(method: str) -> Any:
+    """Return a storage whose method writes, and then fails once, as on a network that is lost before the answer."""
+    plain = getattr(optuna.storages.InMemoryStorage, method)
+
+    def write(self: Any, *words: Any, **named: Any) -> Any:
+        found = plain(self, *words, **named)
+        if not self.has_failed:
+            self.has_failed = True
+            raise ConnectionError("the connection was lost")
+        return found
+
+    return type("FailingStorage", (optuna.storages.InMemoryStorage,), {method: write, "has_failed": False})()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["create_new_trial", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_state_values"],
+)
+def test_a_value_whose_write_failed_too_late_is_not_written_for_ever(method: str) -> None:
+    """A trial that is complete takes no value again, so that it and all later ones would wait for ever."""
+    storage = failing_once(method)
+    study, writer = memory(storage)
+    writer.start()
+    found = study.ask(distributions_of(SPACE))
+    writer.note(0)
+    assert wait_until_saved(writer)
+    found.report(1.0, 0)
+    found.set_user_attr("ranks", [0])
+    study.tell(found, 2.0)
+    writer.note(0)
+    run_some(study, writer, 2)
+    assert writer.close(WAIT_S) == 0
+    assert storage.has_failed
+    assert facts(optuna.load_study(study_name="study", storage=storage)) == facts(study)
+
+
 def wait_until_saved(writer: StorageWriter) -> bool:
     until_s = time.monotonic() + WAIT_S
     while writer.unsaved and time.monotonic() < until_s:

@@ -318,6 +318,8 @@ class StorageWriter:
                 self._write(number, now)
             except Exception as error:  # noqa: BLE001 -- each storage has errors of its own, and the study goes on
                 self._say(error)
+                # The storage may have the value nevertheless: the network or fsync failed after it.
+                self._written.pop(number, None)
                 with self._changed:
                     self._dirty.setdefault(number, now)
                     self._writing = set()
