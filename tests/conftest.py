@@ -1,8 +1,13 @@
 """Settings for all tests."""
 
+import os
 import signal
+import tempfile
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from tests.support.user_environment import forget_user
 
 # A process started in the background (nohup, a shell's &) ignores these signals, and so do its child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -12,3 +17,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # machine would miss it; pytest's timeout limits the test.
 settings.register_profile("multiring", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 settings.load_profile("multiring")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take nothing of the user's over. The processes of xdist get the environment of the first one."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="multiring-tests-")
+        config.add_cleanup(folder.cleanup)
+        forget_user(os.environ, Path(folder.name))

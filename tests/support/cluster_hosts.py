@@ -39,7 +39,11 @@ class ClusterHosts:
     def __init__(self, folder: Path, **variables: str) -> None:
         self.folder = folder
         kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
-        self.environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+        home = (
+            folder / "home"
+        )  # settings and marks of these programs in the user's home do not count, and none are left
+        home.mkdir(exist_ok=True)
+        self.environment = {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
         self._stack = ExitStack()
         self._started: list[subprocess.Popen[bytes]] = []
 
