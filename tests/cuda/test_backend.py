@@ -25,6 +25,7 @@ dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
 multiring_torch.register()  # torch loads the entry points of installed packages only
 
 SEEDS = range(5)
+SOON_S = 20.0  # with a loaded machine; the lost rank would sleep for 60 s
 
 
 def join(here: Here, place: str, timeout_s: float = 60.0) -> torch.device:
@@ -258,7 +259,7 @@ def lose_one(here: Here, place: str) -> None:
     began_s = time.monotonic()
     with pytest.raises(RuntimeError, match="rank 1 died"):
         dist.all_reduce(tensor)
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < SOON_S
     assert torch.ones(3, device=device).sum().item() == 3  # the process lives on
     dist.destroy_process_group()
 

@@ -16,6 +16,8 @@ from multiring import Group
 from multiring._runtime.group.engine_calls import MOST_AHEAD
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, MultiringError
 
+SOON_S = 20.0  # with a loaded machine
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
@@ -58,7 +60,7 @@ def keep_streams_in_order(here: Here) -> None:
         began = time.monotonic()
         handle.order(array.stream)  # type: ignore[attr-defined]
         found = array.later()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON_S
         assert not found.is_there()
         hold.release()
         assert (found.get() == 2 * (turn + 1)).all()

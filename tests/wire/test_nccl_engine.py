@@ -45,6 +45,7 @@ from multiring.errors import (
 )
 
 PATIENCE_S = 10.0
+SOON_S = 20.0  # with a loaded machine; a device of these tests that comes to nothing is occupied for 30 s
 REDUCED = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED, "int16", "uint16")
 OPS: dict[str, Callable[..., Any]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -163,7 +164,7 @@ def fail(here: Here) -> None:
             handle.wait()
     with pytest.raises(CollectiveError, match="rank 1: NCCL: unhandled system error"):
         group.all_reduce(array)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
 
     # The job, the device and other engines are usable.
     host.barrier()
@@ -297,7 +298,7 @@ def stick(here: Here) -> str:
     began = time.monotonic()
     with pytest.raises(CollectiveError, match="device-side assert triggered") as caught:
         reduce_until_it_fails(group, array)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
     return str(caught.value)
 
 
@@ -320,7 +321,7 @@ def lose(here: Here) -> None:
         handle.wait()
     with pytest.raises(CollectiveError, match="rank 2"):
         group.all_reduce(array)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
 
 
 def test_a_rank_is_killed_in_an_operation() -> None:
@@ -337,7 +338,7 @@ def freeze(here: Here) -> None:
     began = time.monotonic()
     with pytest.raises(StallError, match="has not ended for"):
         group.all_reduce(array)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
     host.barrier()
 
 
@@ -358,7 +359,7 @@ def fall_silent(here: Here) -> None:
     began = time.monotonic()
     with pytest.raises(StallError, match="rank 1 does not answer"):
         handle.wait()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
 
 
 def test_a_silent_rank_is_named() -> None:
@@ -382,7 +383,7 @@ def lose_two(here: Here) -> None:
     for handle in handles:
         with pytest.raises(PeerLostError, match="rank 1"):
             handle.wait()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < SOON_S
 
 
 def test_an_abort_that_waits_for_another_group_ends() -> None:
