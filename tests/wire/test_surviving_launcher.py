@@ -76,9 +76,13 @@ class Folder:
         (path / "train.py").write_text(ELASTIC)
 
     def launch(
-        self, *words: str, patience: str = PATIENCE, program: Sequence[str] = ("sh", "train.sh", "3")
+        self,
+        *words: str,
+        patience: str = PATIENCE,
+        program: Sequence[str] = ("sh", "train.sh", "3"),
+        out: int = subprocess.PIPE,
     ) -> "subprocess.Popen[str]":
-        """Start a launcher."""
+        """Start a launcher, whose standard output is `out`."""
         command = [sys.executable, "-m", "multiring", "run", "--survive-launcher", patience, "-n", "2"]
         self._launchers.append(
             subprocess.Popen(
@@ -86,7 +90,7 @@ class Folder:
                 cwd=self.path,
                 env={**os.environ, "TEST_MARK": self._mark},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=out,
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
@@ -260,6 +264,22 @@ def test_output_that_nobody_reads_holds_nobody_up_and_the_last_of_it_is_kept(fol
     lines = [line for line in out.splitlines() if line.startswith("[0] 0")]
     assert lines
     assert {len(line) for line in lines} == {len("[0]  step") + 50_000}  # whole lines only
+
+
+def test_a_full_disk_ends_the_output_and_not_the_job(folder: Folder) -> None:
+    with Path("/dev/full").open("wb") as full:
+        first = folder.launch(out=full.fileno())
+    assert first.stderr is not None
+    wait_until(lambda: "the output is cut off: No space left on device" in first.stderr.readline())  # type: ignore[union-attr]
+    folder.wait_for_steps()
+    killed(first)
+    folder.wait_for_steps()
+    second = folder.launch()  # writes elsewhere
+    folder.stop()
+    code, out, err = told(second)
+    assert code == 0, err
+    assert "bytes of the output before this are lost" in out
+    assert sorted(line for line in out.splitlines() if "END" in line) == ["[0] END 0", "[1] END 1"]
 
 
 def test_a_signal_to_the_launcher_ends_the_job(folder: Folder) -> None:

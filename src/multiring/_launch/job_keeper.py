@@ -171,7 +171,8 @@ class JobKeeper:
         for guest in [guest for guest, until in self._guests.items() if now >= until]:
             self._forget(guest)
         for output in self._outputs:
-            output.act(has_launcher=self._link is not None)
+            if why := output.act(has_launcher=self._link is not None):
+                self._say(f"the output is cut off: {why}")
         if self._link is None and not self._ends and self._code is None and now >= self._lost_s + self._patience_s:
             self._end(f"no new launcher came within {self._patience_s:g} s: the job ends", signal.SIGTERM)
 

@@ -5,6 +5,7 @@ import selectors
 import time
 
 _READ_BYTES = 1 << 16
+_DRAIN_READS = 64
 _WRITE_BYTES = 4096  # PIPE_BUF: a pipe that poll reports as writable takes this much without blocking
 _MOST_BYTES = 1 << 20
 _LOSS_SEEN_S = 0.5  # a launcher that was killed together with its output's reader is lost by then
@@ -13,8 +14,9 @@ _LOSS_SEEN_S = 0.5  # a launcher that was killed together with its output's read
 class KeptOutput:
     """One output of the job's process, on its way to a descriptor of the launcher.
 
-    While the job has a launcher, the job waits for a slow reader, and learns that a reader has gone, as without a
-    keeper. While it has none, the job never waits: what cannot be written is kept, the last 1 MiB of it.
+    While the job has a launcher, the job waits for a slow reader, learns that a reader has gone, and goes on without
+    output on a full disk, as without a keeper. While it has none, the job never waits: what cannot be written is kept,
+    the last 1 MiB of it.
 
     Args:
         descriptor: where to write to, 1 or 2 of this process. Another file may take its place later.
@@ -26,13 +28,15 @@ class KeptOutput:
         self._descriptor = descriptor
         self._queue = bytearray()
         self._dropped = 0
-        self._broken_s: float | None = None  # when the reader was found to have gone
+        self._failure: OSError | None = None  # why nothing can be written
+        self._broken_s = 0.0  # when this was found
+        self._is_cut = False  # whether all output is dropped
         self._ends_line = True  # what was queued last
 
     @property
     def is_written(self) -> bool:
         """Whether all that could be written has been."""
-        return not self._queue or self._broken_s is not None
+        return not self._queue or self._failure is not None
 
     def begin(self) -> None:
         """Close the end that the job's process writes to, once that has it."""
@@ -42,22 +46,33 @@ class KeptOutput:
         """Register with `poll` what is wanted now."""
         if self.reading >= 0 and not (has_launcher and len(self._queue) > _MOST_BYTES):
             poll.register(self.reading, selectors.EVENT_READ, self._read)
-        if self._queue and self._broken_s is None:
+        if self._queue and self._failure is None:
             poll.register(self._descriptor, selectors.EVENT_WRITE, self._write)
 
-    def act(self, *, has_launcher: bool) -> None:
-        """Drop what is too much without a launcher; with one, tell the job that the output's reader has gone."""
+    def act(self, *, has_launcher: bool) -> str:
+        """Drop what is too much without a launcher; with one, tell the job that the output's reader has gone.
+
+        Return why all output is dropped from now on; nothing if it is not, or was before.
+        """
+        self._is_cut &= has_launcher  # the next launcher may write it elsewhere
         if not has_launcher and len(self._queue) > _MOST_BYTES:
             cut = self._queue.find(b"\n", len(self._queue) - _MOST_BYTES) + 1 or len(self._queue) - _MOST_BYTES
-            self._dropped += cut
-            del self._queue[:cut]
-        if has_launcher and self._broken_s is not None and time.monotonic() >= self._broken_s + _LOSS_SEEN_S:
+            self._drop(cut)
+        failure, at = self._failure, self.acts_at
+        if failure is None or at is None or not has_launcher or time.monotonic() < at:
+            return ""
+        if isinstance(failure, BrokenPipeError):
             self.close()  # the job's process gets EPIPE, and ends the job as without a keeper
+            return ""
+        self._is_cut = True
+        self._drop(len(self._queue))
+        return failure.strerror or str(failure)
 
     @property
     def acts_at(self) -> float | None:
         """When `act` has something to do."""
-        return None if self._broken_s is None or self.reading < 0 else self._broken_s + _LOSS_SEEN_S
+        is_done = self._failure is None or self._is_cut or self.reading < 0
+        return None if is_done else self._broken_s + _LOSS_SEEN_S
 
     def say(self, text: str) -> None:
         """Add a line of the keeper."""
@@ -67,15 +82,16 @@ class KeptOutput:
     def turn_to(self, descriptor: int) -> None:
         """Write to another file from now on, first what was kept."""
         os.dup2(descriptor, self._descriptor)
-        self._broken_s = None
+        self._failure, self._is_cut = None, False
         if self._dropped:
             self._queue[:0] = f"multiring: {self._dropped} bytes of the output before this are lost\n".encode()
             self._dropped = 0
 
     def drain(self) -> None:
-        """Take what the job's process has left."""
-        while self.reading >= 0 and self._read():
-            continue
+        """Take what the job's process has left. The reads are bounded, because what it has started may write on."""
+        for _ in range(_DRAIN_READS):
+            if self.reading < 0 or not self._read():
+                return
 
     def close(self) -> None:
         """Take nothing any more. A second call has no effect."""
@@ -86,6 +102,12 @@ class KeptOutput:
     def _add(self, data: bytes) -> None:
         self._queue += data
         self._ends_line = data.endswith(b"\n") if data else self._ends_line
+        if self._is_cut:
+            self._drop(len(self._queue))
+
+    def _drop(self, count: int) -> None:
+        self._dropped += count
+        del self._queue[:count]
 
     def _read(self) -> bool:
         try:
@@ -102,8 +124,8 @@ class KeptOutput:
             del self._queue[: os.write(self._descriptor, self._queue[:_WRITE_BYTES])]
         except BlockingIOError:
             pass
-        except OSError:
-            self._broken_s = time.monotonic()
+        except OSError as error:
+            self._failure, self._broken_s = error, time.monotonic()
 
 
 def outputs() -> list[KeptOutput]:
