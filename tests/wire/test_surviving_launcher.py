@@ -301,7 +301,7 @@ def test_a_killed_keeper_ends_the_job_and_the_launcher_says_so(folder: Folder, m
     folder.wait_for_steps()
     monkeypatch.chdir(folder.path)
     address = KeeperPlace.of(["run", "--survive-launcher", PATIENCE, "-n", "2", "--", "sh", "train.sh", "3"]).address
-    for nonsense in (b"{", b"[1]", b'{"adopt": 1}', b"\xff"):  # of a program that is no launcher
+    for nonsense in (b"{", b"[1]", b'{"adopt": 1}', b"\xff", b"[" * 9000):  # of a program that is no launcher
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.settimeout(DEADLINE_S)
             stranger.connect(address)

@@ -25,7 +25,7 @@ from multiring._version import VERSION
 from multiring.errors import LaunchError
 
 _PACKET_BYTES = 1 << 14
-_SHOWN_COMMAND = 2000
+_SHOWN_COMMAND = 1000  # characters, of which each may take 12 bytes
 _ANSWER_S = 20.0  # how long a keeper may take to answer
 _AGAIN_S = 0.05
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -46,11 +46,14 @@ def receive(link: socket.socket, most_descriptors: int = 0) -> tuple[dict[str, A
     """
     try:
         data, descriptors, _, _ = socket.recv_fds(link, _PACKET_BYTES, most_descriptors)
-        message = json.loads(data) if data else None
     except (BlockingIOError, TimeoutError):
         raise
-    except (OSError, ValueError):
+    except OSError:
         return None, []
+    try:
+        message = json.loads(data) if data else None
+    except (ValueError, RecursionError):  # of a program that is neither launcher nor keeper
+        message = None
     return message if isinstance(message, dict) else None, list(descriptors)
 
 
