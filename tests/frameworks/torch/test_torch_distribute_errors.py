@@ -336,12 +336,25 @@ def look_and_skip(loader: Any, step: Step) -> None:
             step(batch)
 
 
+def evaluate(*, is_around: bool) -> None:
+    """Look at all batches without a backward, with the gradients switched off around the loop or in it."""
+    model = network()
+    loader = made(DataLoader(data(21), 4), model=model)
+    model.train(is_around)
+    with torch.set_grad_enabled(not is_around):
+        for points, _ in loader:
+            with torch.no_grad():
+                model(points)
+
+
 def take_batches_ahead(here: Here) -> None:
     join(here)
     records = Records()
     for is_own, loop in product((False, True), (prefetch, take_all)):
         loop(*ready(24, is_own=is_own))  # every batch has the weights 1
     look_and_skip(*ready(21))
+    for is_around in (False, True):
+        evaluate(is_around=is_around)
     assert not records.told
     told = "after the end of the pass.*Run the backward of a batch before you take"
     for is_own, loop in product((False, True), (prefetch, take_all)):
@@ -365,16 +378,22 @@ def schedule_alone(here: Here) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
         loader = mt.distribute(model, optimizer, plain, check=False)[2]
         optimizer.param_groups[0]["betas"] = (0.9, 0.9 + here.rank / 100)
-        assert len(list(loader)) == 2  # different from the beginning
-        optimizer.param_groups[0]["betas"] = (0.9, 0.99)
-        assert len(list(loader)) == 2
+        for _ in range(2):
+            assert len(list(loader)) == 2  # different from the beginning, and no reason to let others become different
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         for loss in (1.0, 0.5):
             schedule.step(loss * (1 + here.rank))
             assert len(list(loader)) == 2
         schedule.step(0.4 if here.rank else 0.6)
         told = r"values of 'lr' of parameter group 0: rank 0: 0\.05; rank 1: 0\.5\..*from loader.global_loss or mt.mean"
-        fails(MismatchError, told, lambda each=loader: list(each))  # type: ignore[misc] # a default binds it now
+        for _ in range(2):
+            fails(MismatchError, told, lambda each=loader: list(each))  # type: ignore[misc] # a default binds it now
         schedule.step(0.6 if here.rank else 0.4)
+        for rate in (0.25, np.float32(0.125), torch.tensor(0.0625)):
+            optimizer.param_groups[0]["lr"] = rate
+            assert len(list(loader)) == 2
+            optimizer.param_groups[0]["lr"] = rate * (1 + here.rank)
+            fails(MismatchError, r"values of 'lr'", lambda each=loader: list(each))  # type: ignore[misc] # as above
         optimizer.param_groups[0]["lr"] = 0.25
+        optimizer.param_groups[0]["betas"] = (0.9, 0.99)
         assert len(list(loader)) == 2

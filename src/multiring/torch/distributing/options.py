@@ -1,7 +1,10 @@
 """The options of an optimizer, such as its learning rate, which must stay equal on all ranks."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +22,7 @@ class AgreedOptions:
     """Compares the options of an optimizer among the ranks, once a pass.
 
     Ranks whose options differ from the beginning may mean it, for example if they hold different parts of a model. So
-    only options that were equal before must stay equal.
+    only options that were equal before must stay equal, each by itself.
 
     Args:
         optimizer: the optimizer of this rank.
@@ -27,24 +30,47 @@ class AgreedOptions:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._were_equal = False
+        self._apart: frozenset[str] | None = None  # the names of options that may differ; None: nothing was compared
 
     def require_equal(self) -> None:
         """Compare the options; every rank must call it.
 
         Raises:
-            MismatchError: they differ, and were equal at an earlier call. Every rank raises it.
+            MismatchError: one differs, and was equal at an earlier call. Every rank raises it.
         """
         if size() == 1:
             return
         own = _options_of(self._optimizer)
-        told = torch.tensor([[fingerprint(repr(own)), int(self._were_equal)]], device="cpu")
-        rows = allgather(told, name="distribute.options").tolist()
-        is_equal = len({seen for seen, _ in rows}) == 1
-        # A rank that joined a running job has compared nothing yet.
-        if not is_equal and any(were_equal for _, were_equal in rows):
-            _raise_difference(allgather_object(own, name="distribute.options_apart"))
-        self._were_equal = is_equal
+        apart = self._apart or frozenset()
+        alike = {name: text for name, text in own.items() if name not in apart}
+        told = allgather(torch.tensor([fingerprint(repr(alike))], device="cpu"), name="distribute.options")
+        if len(set(told.tolist())) == 1:
+            self._apart = apart
+        else:  # on all ranks, also if one has just joined the job and does not know which options may differ
+            self._apart = _agreed(allgather_object((own, self._apart), name="distribute.options_apart"))
+
+
+def _agreed(told: Sequence[tuple[Options, frozenset[str] | None]]) -> frozenset[str]:
+    """Return the options that may differ, given the options of each rank and those that it knows to differ.
+
+    Raises:
+        MismatchError: others differ.
+    """
+    options = [own for own, _ in told]
+    known = [apart for _, apart in told if apart is not None]
+    names = dict.fromkeys(name for own in options for name in own)
+    differing = [name for name in names if len({own.get(name) for own in options}) > 1]
+    apart = frozenset().union(*known) if known else frozenset(differing)
+    for name in differing:
+        if name not in apart:
+            values = {rank: each.get(name, "nothing") for rank, each in enumerate(options)}
+            raise MismatchError(
+                f"distribute: at the start of a pass, the ranks' optimizers have different values of {name}: "
+                f"{told_apart(values)}. At the start of an earlier pass they were equal. The models drift apart if "
+                "ranks decide on numbers of their own: give schedulers such as ReduceLROnPlateau the same number on "
+                "all ranks, from loader.global_loss or mt.mean"
+            )
+    return apart
 
 
 def _options_of(optimizer: Any) -> Options:
@@ -59,21 +85,9 @@ def _options_of(optimizer: Any) -> Options:
 
 def _text_of(value: Any) -> str | None:
     """Return an option as text; None if it is no number, text or sequence of these."""
-    if isinstance(value, Tensor):
-        return repr(value.item()) if value.numel() == 1 else None
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return repr(value.item()) if math.prod(value.shape) == 1 else None
     if isinstance(value, list | tuple):
         texts = [_text_of(each) for each in value]
         return None if None in texts else f"({', '.join(map(str, texts))})"
     return repr(value) if value is None or isinstance(value, bool | int | float | str) else None
-
-
-def _raise_difference(options: list[Options]) -> None:
-    for name in dict.fromkeys(name for each in options for name in each):
-        values = {rank: each.get(name, "nothing") for rank, each in enumerate(options)}
-        if len(set(values.values())) > 1:
-            raise MismatchError(
-                f"distribute: at the start of a pass, the ranks' optimizers have different values of {name}: "
-                f"{told_apart(values)}. At the start of an earlier pass they were equal. The models drift apart if "
-                "ranks decide on numbers of their own: give schedulers such as ReduceLROnPlateau the same number on "
-                "all ranks, from loader.global_loss or mt.mean"
-            )

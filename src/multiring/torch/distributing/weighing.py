@@ -79,6 +79,11 @@ class Weighing:
         yield from self._model.parameters()
 
     @property
+    def is_training(self) -> bool:
+        """Whether the model is in the mode of training."""
+        return self._model.training
+
+    @property
     def mixing(self) -> list[nn.Module]:
         """The layers whose backward mixes all ranks' gradients."""
         return [layer for layer in self._model.modules() if isinstance(layer, SyncBatchNorm)]
@@ -176,9 +181,10 @@ class _Batches:
         last, backwards = self._last, sum(each.optimizer.backwards for each in companions)
         if last is not None and last.weighing is not weighing and last.weighing in companions:
             self._refuse_two(last, weighing, share, backwards)
-        if last is not None and last.weighing is weighing and last.backwards == backwards:
+        # A pass without gradients is an evaluation: no backward follows its batches.
+        if last is not None and last.weighing is weighing and last.backwards == backwards and torch.is_grad_enabled():
             weighing.is_ahead = weighing.is_ahead or weighing.handed_out == 2
-        if weighing.is_ahead and weighing.was_uneven and not self._has_warned:
+        if weighing.is_ahead and weighing.was_uneven and weighing.is_training and not self._has_warned:
             self._has_warned = True
             if rank() == 0:
                 _log.warning(
