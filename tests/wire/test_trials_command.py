@@ -41,6 +41,8 @@ for step in range(4 if how != "silent" else 0):
     print(f"epoch {step}: loss {loss + rank + 1 / (1 + step)!r}")
     if how == "twice":
         print(f"epoch {step}: loss 7")
+if how == "good":
+    print("~" * 200_000)
 if how == "killed":
     Path("reported").touch()
     time.sleep(1000)
@@ -127,7 +129,9 @@ def test_ends_are_states_with_reasons_and_the_best_is_judged_once(tmp_path: Path
     assert "train.py --rate 0.5 --how=good" in text
     both = "found in the study: 0.29; trained again and judged: mean 2.04 (seed 1: 1.04; seed 2: 2.04; seed 3: 3.04)"
     assert both in text
-    assert "epoch 3: loss" in (tmp_path / f"logs/trial-{trials['good'].number}.log").read_text()
+    log = (tmp_path / f"logs/trial-{trials['good'].number}.log").read_text()
+    assert "epoch 3: loss" in log
+    assert log.count("~") == 2 * 200_000  # all of a line that is cut
     started = len((tmp_path / "pids").read_text().split())
     code, text = run(tmp_path)  # all is there: nothing is run again
     assert code == 0

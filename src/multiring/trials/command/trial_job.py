@@ -22,6 +22,7 @@ _FIRST = b"[0] "  # before each line of rank 0
 _LAST_LINES = 12
 _LINE_BYTES = 1 << 16  # a longer line is cut there
 _READ_BYTES = 1 << 16
+_MOST_READS = 32  # at a time: more than a pipe holds, so that the last read of an ended job takes all of it
 _MORE_S = 20.0  # how long a launcher may take to end beyond the grace of its ranks
 _FAILURE = re.compile(r"multiring: (rank \d+) \(pid [^)]*\) failed: (.*)")
 _MEMORY = re.compile(r"multiring: (the system killed it, because the memory .*)")
@@ -111,8 +112,11 @@ class TrialJob:
         return [cast("IO[bytes]", each).fileno() for each in (process.stdout, process.stderr) if not each.closed]  # type: ignore[union-attr]
 
     def read(self, stream: int) -> bool:
-        """Read what has come on one of `streams`; return whether there may be more."""
-        while True:
+        """Read what has come on one of `streams`, or some of it; return whether there may be more.
+
+        A program that writes faster than this process reads must hold up neither signals nor time limits.
+        """
+        for _ in range(_MOST_READS):
             try:
                 data = os.read(stream, _READ_BYTES)
             except BlockingIOError:
@@ -120,12 +124,14 @@ class TrialJob:
             rest = self._rests[stream]
             rest += data or (b"\n" if rest else b"")
             while (end := rest.find(b"\n")) >= 0 or len(rest) > _LINE_BYTES:
-                end = end if 0 <= end <= _LINE_BYTES else _LINE_BYTES
+                is_whole = 0 <= end <= _LINE_BYTES
+                end = end if is_whole else _LINE_BYTES
                 line = bytes(rest[:end])
-                del rest[: end + 1]
+                del rest[: end + is_whole]
                 self._take(line, is_out=stream == cast("IO[bytes]", self._started().stdout).fileno())
             if not data:
                 return False
+        return True
 
     def poll(self) -> bool:
         """Return whether the process has ended; kill it if it is late."""
