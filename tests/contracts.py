@@ -52,7 +52,7 @@ PARTS = {
         "elastic_order | progress",
         "eviction",
         "eviction_search | orders",
-        "forecast | jpeg | permutation | shares",
+        "jpeg | permutation | shares",
     ),
     "vision": (
         "labelling | serving",

@@ -14,11 +14,11 @@ from multiring._cli import main
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses
-from multiring.data.forecast import RackOfHosts, Site, each_for_itself, read_once
 from multiring.data.peers.block_client import BlockClient
 from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.words import BlockRequest
 from multiring.errors import ArgumentError
+from multiring.planner.staging import RackOfHosts, Site, each_for_itself, read_once
 
 SECRET = b"s" * 32
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from multiring._runtime.rails.topology_file import read_topology
-from multiring.data.forecast import RackOfHosts, Site, each_for_itself, read_once
 from multiring.errors import ArgumentError
+from multiring.planner.staging import each_for_itself, read_once, site_of
 
 
 def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,23 +61,8 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
         told = f"{arguments.samples}, {arguments.sample_bytes:g}, {arguments.data_samples}"
         raise ArgumentError(f"--samples, --sample-bytes, --data-samples are {told}: want numbers above 0")
     hosts = len(topology.names)
-    # The slowest host counts, because the forecast ends when every host has its samples.
-    rate = min(sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(hosts))
     disk = float("inf") if arguments.disk_rate is None else arguments.disk_rate
-    # If one rail of a rack has no uplink limit, the rack has no limit.
-    racks = tuple(
-        RackOfHosts(
-            hosts=len(rack.hosts),
-            rate=sum(float("inf") if link is None else link.bandwidth_bytes_per_s for link in rack.uplinks),
-        )
-        for rack in topology.racks
-        if rack.uplinks
-    )
-    if len(racks) < len(topology.racks):  # collect the hosts of all racks without a limit in one unlimited rack
-        racks = (
-            (*racks, RackOfHosts(hosts=hosts - sum(each.hosts for each in racks), rate=float("inf"))) if racks else ()
-        )
-    site = Site(hosts=hosts, source=arguments.source_rate, down=rate, up=rate, write=disk, racks=racks)
+    site = site_of(topology, source=arguments.source_rate, write=disk)
     held = arguments.samples * arguments.sample_bytes
     distinct = held * hosts if arguments.data_samples is None else arguments.data_samples * arguments.sample_bytes
     each = f"{arguments.samples} samples of {arguments.sample_bytes / 1e6:g} MB"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from multiring._topology import Topology
 from multiring.errors import ArgumentError
 
 _UPLINK = "racks' uplinks"
@@ -39,6 +40,40 @@ class Site:
                 raise ArgumentError(f"{name}={rate}: want a rate > 0, in bytes a second")
         if self.hosts < 1:
             raise ArgumentError(f"{self.hosts} hosts: want at least one")
+
+
+def site_of(topology: Topology, *, source: float, write: float = float("inf"), by_rank: bool = False) -> Site:
+    """Return the rates of a topology's links.
+
+    Args:
+        topology: the hosts, their rails and racks.
+        source: the source's rate to all hosts together, in bytes a second.
+        write: the rate of a host's disk, in bytes a second.
+        by_rank: whether each rank counts as a host that has its part of the rails of its host. Ranks then get equal
+            parts of the data, also on hosts with different numbers of ranks.
+
+    Raises:
+        ArgumentError: a rate is not positive.
+    """
+    weights = [len(ranks) if by_rank else 1 for ranks in topology.hosts]
+    # The slowest host counts, because the forecast ends when every host has its samples.
+    rate = min(
+        sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) / weight
+        for host, weight in enumerate(weights)
+    )
+    # If one rail of a rack has no uplink limit, the rack has no limit.
+    racks = tuple(
+        RackOfHosts(
+            hosts=sum(weights[host] for host in rack.hosts),
+            rate=sum(float("inf") if link is None else link.bandwidth_bytes_per_s for link in rack.uplinks),
+        )
+        for rack in topology.racks
+        if rack.uplinks
+    )
+    if len(racks) < len(topology.racks):  # collect the hosts of all racks without a limit in one unlimited rack
+        rest = sum(weights) - sum(each.hosts for each in racks)
+        racks = (*racks, RackOfHosts(hosts=rest, rate=float("inf"))) if racks else ()
+    return Site(hosts=sum(weights), source=source, down=rate, up=rate, write=write, racks=racks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
