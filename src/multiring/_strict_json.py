@@ -6,6 +6,7 @@ Python's reader accepts a key twice, NaN, infinite numbers and integers of any l
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
@@ -219,6 +220,30 @@ def number_at(table: Mapping[str, Any], name: str, path: Path, least: float = 0.
         least_words = "" if least == -math.inf else f", {least:g} or more"
         raise WrongFieldError((*path, name), f"{_shown(value)}: want a number{least_words}")
     return float(value)
+
+
+def require_fields(value: Any, kind: type, path: Path) -> None:
+    """Raise WrongFieldError unless `value` has the fields of `kind`, a dataclass: texts, and numbers from 0.
+
+    Fields that have a default may be missing.
+    """
+    table = table_at(value, path)
+    types = {each.name: each.type for each in fields(kind)}
+    for name in table:
+        if name not in types:
+            raise WrongFieldError((*path, name), f"unknown: want {', '.join(types)}")
+    missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in table]
+    if missing:
+        raise WrongFieldError(path, f"{path[0] if path else 'the file'} lacks {', '.join(missing)}")
+    for name, wanted in types.items():
+        if name not in table:
+            continue
+        if wanted is str:
+            text_at(table, name, path)
+        elif wanted is int:
+            count_at(table, name, path, 1)
+        elif wanted is float:
+            number_at(table, name, path)
 
 
 def _shown(value: Any) -> str:

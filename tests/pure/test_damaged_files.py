@@ -1,6 +1,7 @@
 """Readers of profiles, timelines, runs, topologies, presets and published runs refuse damaged files in words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from multiring._cli.drawings import timeline as drawn_timeline
 from multiring._diagnosis.recorded_steps import read_steps
 from multiring._diagnosis.run_record import METRICS, RESULT, record_findings
 from multiring._diagnosis.slow_run import read_timeline, run_findings
+from multiring._simulator.measured_feeding import MeasuredFeeding, measured_feeding_of
 from multiring._simulator.presets import preset_of
 from multiring._simulator.published import rows_of
 from multiring._simulator.script_profile import script_profile_of, step_profile_of
@@ -22,6 +24,7 @@ from multiring._strict_json import line_of, strict_json
 from multiring._topology import Topology, topology_of
 from multiring.errors import ArgumentError
 
+FED = MeasuredFeeding(workers=2, worker_s=0.004, cpu_s=0.003, compute_cores=1.5, sample_bytes=1e5)
 SOURCED = {
     "about": {"title": "A cluster", "accelerator": "X", "usd_per_host_hour": 3.5, "priced": "2026-01-01"},
     "shm": {"bandwidth_mbit_per_s": 80000, "latency_us": 1.5, "overhead_us": 1},
@@ -123,7 +126,14 @@ RUN_RESULT = {"step": {"exposed communication, ms a step": 4.5, "seconds of trai
 def read_profile(text: str) -> None:
     """Read a profile and predict with it."""
     profile = script_profile_of(text)
-    step_of(step_profile_of([profile], 2), Topology(((0, 1),)))
+    feeding = None if profile.feeding is None else profile.feeding.feeding(cores=4)
+    step_of(step_profile_of([profile], 2, feeding=feeding), Topology(((0, 1),)))
+
+
+def read_feeding(text: str) -> None:
+    """Read a file of what workers take, and predict with it."""
+    feeding = measured_feeding_of(text).feeding(cores=4, source_bytes_per_s=1e9, sample_bytes=1e5)
+    step_of(step_profile_of([PROFILE], 2, feeding=feeding), Topology(((0, 1),)))
 
 
 def read_run(folder: Path, lines: str, result: str) -> None:
@@ -146,7 +156,10 @@ def readers(folder: Path) -> dict[str, Reader]:
     """Return all readers with an intact file for each."""
     events = json.loads(timeline_text(timeline(6), hosts=["a", "b"]))
     return {
-        "profile": Reader(read=read_profile, whole=json.loads(PROFILE.as_text()), write=json.dumps),
+        "profile": Reader(
+            read=read_profile, whole=json.loads(replace(PROFILE, feeding=FED).as_text()), write=json.dumps
+        ),
+        "input": Reader(read=read_feeding, whole=json.loads(FED.as_text()), write=json.dumps),
         "timeline": Reader(
             read=lambda text: read_whole_timeline(folder, text),
             whole=events,
@@ -172,7 +185,9 @@ def readers(folder: Path) -> dict[str, Reader]:
     }
 
 
-@pytest.mark.parametrize("name", ["profile", "timeline", "record", "result", "topology", "preset", "published"])
+@pytest.mark.parametrize(
+    "name", ["profile", "input", "timeline", "record", "result", "topology", "preset", "published"]
+)
 def test_damaged_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
     """benchmarks/evidence/foresight/damage.py runs many more."""
     reader = readers(tmp_path)[name]

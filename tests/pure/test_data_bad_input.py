@@ -293,6 +293,8 @@ TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]
     [
         (["bench", "DATA", "--seconds", "0"], "--seconds 0: want > 0"),
         (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want > 0"),
+        (["bench", "DATA", "--workers", "0"], "--workers 0: want 1 or more"),
+        (["bench", "DATA", "--save", "no/such/folder"], "--save no/such/folder: there is no directory no/such"),
         (
             ["stage", "DATA", "--format", "npy"],
             "--format npy: only packs can be staged; make a pack with multiring data pack",

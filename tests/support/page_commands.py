@@ -81,6 +81,20 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "multiring simulate --profile profile.json --against run.json.gz",
         )
     },
+    ("simulate.md", "multiring data bench /data/imagenet/train --save input.json"): Read(
+        "needs a data set; tests/wire/test_data_running.py measures another one"
+    ),
+    (
+        "simulate.md",
+        (
+            "multiring simulate --topology p5 --model vgg16 --batch-per-rank 64 --rate 2500 --input input.json "
+            "--workers 8 --cores-per-host 96"
+        ),
+    ): Read("needs a measurement; tests/pure/test_simulated_input.py"),
+    (
+        "simulate.md",
+        "multiring run -n 2 -- multiring data bench /data/imagenet/train --workers 1 --save input.json",
+    ): Read("needs a data set; tests/wire/test_data_running.py measures another one"),
     ("profile.md", "multiring profile -- python train.py"): Read(
         "tests/frameworks/torch/test_profile_command.py profiles scripts of several kinds"
     ),

@@ -1,6 +1,7 @@
 """Loaders with process workers: random programs, and objects that are bound to one process, place or membership."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from benchmarks.evidence.data_files.loaders import loaders
 
+from multiring._simulator.measured_feeding import measured_feeding_of
 from multiring.data import Dataset, Loader, Workers
 from multiring.data.feeding.processes import ProcessWorkers
 from multiring.errors import DataError
@@ -188,3 +190,27 @@ def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
                 time.sleep(0.05)
         finally:
             os.kill(int(other), signal.SIGKILL)
+
+
+@pytest.mark.timeout(300)
+def test_all_ranks_measure_their_input_at_once(tmp_path: Path) -> None:
+    """The first rank saves what one worker takes, and each rank tells its own rates."""
+    (tmp_path / "d").mkdir()
+    np.save(tmp_path / "d" / "a.npy", np.zeros((640, 64), "float32"))
+    bench = ["data", "bench", str(tmp_path / "d"), "--seconds", "0.2", "--workers", "2", "--save", "input.json"]
+    command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--", sys.executable, "-m", "multiring", *bench]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        for what in ("fed", "predicted", "a worker"):
+            assert len(re.findall(rf"rank {rank}: {what} +[\d.]+ samples/s", ended.stdout)) == 1, ended.stdout
+    found = measured_feeding_of((tmp_path / "input.json").read_text())
+    assert found.workers == 2
+    assert 0 < found.worker_s < 1
+    assert found.sample_bytes == pytest.approx(256, rel=0.01)
+    few = [*command[:-2], "--batch", "1"]
+    (tmp_path / "d" / "a.npy").unlink()
+    np.save(tmp_path / "d" / "a.npy", np.zeros((1, 64), "float32"))
+    ended = subprocess.run(few, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 2
+    assert "1 sample for 2 ranks; want one for each" in ended.stderr

@@ -1,11 +1,13 @@
 """Grade predictions of a user's script, profiled on one rank, against runs on two ranks and on four hosts of a lab.
 
     python benchmarks/evidence/foresight/user_script.py [--only here,lab,wire,memory] [--models wide,...] [--folder F]
+    python benchmarks/evidence/foresight/user_script.py --only input [--seconds 10] [--folder F]
 
 here: the script on 2 ranks of this host, in five models and three batches. lab (as root): the same on 4 hosts of a lab,
 where compute is slept through. wire (as root): there with bfloat16 on the wire, predicted by a sweep of the same
 profile. memory (as root): the peak memory of the script itself on the hosts of the lab. The script that sleeps says
-nothing about it: it has no activations, and its heap keeps freed gradients at times.
+nothing about it: it has no activations, and its heap keeps freed gradients at times. input: the rate of input of two
+workers, and of two ranks of this host, predicted from one worker on one rank; the data are pictures, arrays and packs.
 
 Each case is a line of FOLDER/records.jsonl, and is left out if it is there; the table is that of all records.
 Predictions use the links that `multiring probe` measured on this host, and in the lab the topology file that the lab
@@ -22,6 +24,10 @@ import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
+
+from benchmarks.evidence.foresight.input_rates import input_records, input_table
 
 from multiring._settings import inherited_environment
 from multiring.lab import LabPlan, parse_rate
@@ -177,12 +183,17 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "evidence_user_script")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a measurement of input")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "records.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(each["kind"], each["model"], each["batch"]) for each in records}
-    for kind in arguments.only.split(","):
+    kinds = arguments.only.split(",")
+    if "input" in kinds:
+        kinds.remove("input")
+        grade_input(arguments.folder, arguments.seconds)
+    for kind in kinds:
         for model in arguments.models.split(","):
             for batch in map(int, arguments.batches.split(",")):
                 if (kind, model, batch) in done:
@@ -194,7 +205,20 @@ def main() -> None:
                     out.write(json.dumps(records[-1]) + "\n")
                 shown = "peak memory" if kind == "memory" else "step"
                 print(f"{kind} {model} {batch}: {shown} {records[-1]['parts'][shown]}", flush=True)
-    print(table(records))
+    if records:
+        print(table(records))
+
+
+def grade_input(folder: Path, seconds: float) -> None:
+    """Measure the cases of input that are not recorded, and print their table."""
+    file = folder / "input.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    for record in input_records(folder, multiring, seconds, {(each["data"], each["case"]) for each in records}):
+        records.append(record)
+        with file.open("a") as out:
+            out.write(json.dumps(record) + "\n")
+        print(f"{record['data']}, {record['case']}: {record['error']:+.1%}", flush=True)
+    print(input_table(records))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """multiring data: pack, verify, plan, time, stage and clean data sets.
 
 `pack` makes tar shards and a manifest from any data set. `verify` finds damaged samples and shards. `plan` predicts the
-cost of reading, also on paper for other machines. `bench` feeds a data set for some seconds. `stage` copies a pack to
-the hosts' disks. Run as a job with one rank per host, it reads each byte from the source once. `clean` removes files
-from the cache.
+cost of reading, also on paper for other machines. `bench` feeds a data set for some seconds, also on all ranks of a job
+at once. `stage` copies a pack to the hosts' disks. Run as a job with one rank per host, it reads each byte from the
+source once. `clean` removes files from the cache.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from multiring._cli.data_bench import add_bench_arguments, bench
 from multiring._cli.data_paper import add_paper_arguments, on_paper, require_no_paper
 from multiring._cli.output import counted, show
 from multiring._runtime import init, shutdown
@@ -21,8 +22,6 @@ from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.mapped import cache_folder
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.dataset import Dataset, read_amplification
-from multiring.data.feeding.loader import Loader
-from multiring.data.feeding.rates import measured
 from multiring.data.orders import ExactOrder, Shuffle
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
@@ -51,10 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = _action(actions, "plan", "predict the cost of reading", optional=True)
     plan.add_argument("--cache", type=size_of, metavar="SIZE", help="bytes that each host keeps")
     add_paper_arguments(plan)
-    bench = _action(actions, "bench", "feed a data set for some seconds, and report the rate and its bounds")
-    bench.add_argument("--batch", type=int, default=64, metavar="N", help="samples of a batch (default 64)")
-    bench.add_argument("--workers", type=int, default=2, metavar="N", help="threads (default 2)")
-    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="duration in seconds (default 5)")
+    add_bench_arguments(
+        _action(actions, "bench", "feed a data set for some seconds, and report the rate and its bounds")
+    )
     stage = _action(actions, "stage", "copy a pack to this host's cache, or as a job to the caches of all hosts")
     _cache_arguments(stage)
     stage.add_argument(
@@ -102,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Return 1 if `verify` found damage or `stage` could not keep all blocks, else 0.
     """
-    acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": _bench, "stage": _stage, "clean": _clean}
+    acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": bench, "stage": _stage, "clean": _clean}
     return acts[arguments.action](arguments)
 
 
@@ -209,21 +207,6 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.cache is not None:
         share = min(1.0, arguments.cache / size)
         show(f"with {arguments.cache} bytes kept: {(1 - share) * size:.0f} bytes from the source in later epochs")
-    return 0
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    if not arguments.seconds > 0:
-        raise ArgumentError(f"--seconds {arguments.seconds:g}: want > 0")
-    data = Dataset(arguments.url, format=arguments.format, shuffle=Shuffle(read_amplification=float("inf")))
-    loader = Loader(data, arguments.batch, workers=arguments.workers)
-    try:
-        found = measured(data, loader, arguments.seconds)
-    finally:
-        loader.close()
-    show(f"fed       {found.samples_per_s:12.1f} samples/s  {found.bytes_per_s / 1e6:10.1f} MB/s in batches")
-    show(f"predicted {found.predicted:12.1f} samples/s  by {found.workers} workers that do nothing else")
-    show(f"a worker  {found.make_per_s:12.1f} samples/s  of which reading alone allows {found.read_per_s:.1f}")
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from multiring._cli.output import show
+from multiring._cli.output import counted, show
 from multiring._launch import JobOptions, run_local
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring._launch.cpu_limit import cpu_limit
@@ -174,6 +174,12 @@ def _show(profile: ScriptProfile, path: Path) -> None:
     )
     for name in ("input", "forward", "backward", "optimizer", "other"):
         show(f"  {name:<10}{getattr(seconds, name) * _MS:>10.4g} ms")
+    if profile.feeding is not None:
+        fed = profile.feeding
+        show(
+            f"input: {counted(fed.workers, 'worker')}, {fed.worker_s * _MS:.4g} ms of a worker for a sample, "
+            f"{fed.cpu_s * _MS:.4g} ms of a core"
+        )
     show(
         f"gradients: {len(profile.gradients)}, {profile.gradient_bytes / _MIB:.4g} MiB; peak memory "
         f"{profile.peak_memory_bytes / _MIB:.4g} MiB"

@@ -27,6 +27,7 @@ from multiring._cli.failing_hosts import add_failure_arguments, failures_of, fai
 from multiring._cli.graded_run import show_graded_run
 from multiring._cli.grading import show_grade
 from multiring._cli.output import show, show_table
+from multiring._cli.simulated_input import INPUT_OPTIONS, add_input_arguments
 from multiring._cli.simulated_page import check_page, write_page
 from multiring._cli.simulated_values import ClusterPrediction, described, usd_per_million
 from multiring._cli.simulation import cluster_of, subject_of
@@ -50,7 +51,9 @@ _ALL = (
     "--least-samples",
     "--failures-per-hour",
     "--html",
+    *INPUT_OPTIONS,
 )
+_INPUT_HEAD = ("input/s a rank", "input by")
 _GOODPUT_HEAD = ("restarted", "elastic")
 
 
@@ -79,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=Path, metavar="TIMELINE", help="with --profile: grade the prediction by a run's timeline"
     )
+    add_input_arguments(parser)
     add_sweep_arguments(parser)
     add_failure_arguments(parser)
     parser.add_argument(
@@ -142,10 +146,12 @@ def _show_table(prediction: ClusterPrediction) -> None:
     subject, known, topology = prediction.subject, prediction.known, prediction.topology
     show(f"{topology if known is None else known.title}: {subject.title}")
     more = [tuple(f"{each:.1%}" for each in goodput.values()) for goodput in prediction.goodputs]
+    is_fed = subject.feeding is not None
     rows = [
-        (*_cells(step, subject.interval(step)), *(more[at] if more else ())) for at, step in enumerate(prediction.steps)
+        (*_cells(step, subject.interval(step), is_fed=is_fed), *(more[at] if more else ()))
+        for at, step in enumerate(prediction.steps)
     ]
-    show_table([(*_HEAD, *(_GOODPUT_HEAD if more else ())), *rows])
+    show_table([(*_HEAD, *(_INPUT_HEAD if is_fed else ()), *(_GOODPUT_HEAD if more else ())), *rows])
     if prediction.failures is not None:
         show(failures_remark(prediction.failures))
     for remark in subject.remarks:
@@ -167,7 +173,12 @@ def _refuse(arguments: argparse.Namespace, options: Sequence[str], beside: str, 
             raise ArgumentError(f"{beside} and {option}: {why}; leave out {option}")
 
 
-def _cells(step: SimulatedStep, interval: tuple[float, float] | None) -> tuple[str, ...]:
+def _cells(step: SimulatedStep, interval: tuple[float, float] | None, *, is_fed: bool) -> tuple[str, ...]:
+    fed = (
+        ()
+        if step.input is None or not is_fed
+        else (f"{step.batch / step.ranks / step.input.seconds:,.4g}", step.input.bound)
+    )
     return (
         f"{step.ranks}",
         f"{step.hosts}",
@@ -178,6 +189,7 @@ def _cells(step: SimulatedStep, interval: tuple[float, float] | None) -> tuple[s
         f"{step.communication_s * 1e3:.4g}",
         f"{step.seconds.exchange * 1e3:.4g}",
         step.bound,
+        *fed,
     )
 
 

@@ -21,6 +21,7 @@ _HEAD_BYTES = 200  # the mark is there
 _UNITS = ((1.0, "s", 1), (1e-3, "ms", 1e3), (0.0, "us", 1e6))
 _LINKS = {"inside": "links inside a host", "rails": "rails between hosts", "uplinks": "uplinks between racks"}
 _PARTS = {
+    "input_wait_s": ("waiting for input", "input"),
     "outside_s": ("input and other work", "outside"),
     "forward_s": ("forward", "forward"),
     "backward_s": ("backward", "backward"),
@@ -188,7 +189,7 @@ class _Page:
     def _buckets(self, step: Mapping[str, Any]) -> str:
         if not step["buckets"]:
             return '<p class="soft">One rank exchanges nothing.</p>'
-        start_s, total = step["outside_s"] + step["forward_s"], step["step_s"]
+        start_s, total = step["input_wait_s"] + step["outside_s"] + step["forward_s"], step["step_s"]
         free: list[float] = []  # when the last bucket of each line ends
         lines = []
         for bucket in step["buckets"]:
@@ -225,13 +226,24 @@ class _Page:
             "slower ranks": "The steps of one rank vary, and all ranks wait for the slowest of each step.",
             "communication": "Backward does not hide enough of the communication.",
             "compute": "The ranks compute for most of the step; faster links would gain little.",
+            "input": "Workers take longer to make the samples of a step than the rest of the step takes beside them.",
+            "other work": "The script does other work for most of the step.",
             "input or other work": "The ranks wait for input, or the script does other work, for most of the step.",
         }[self._step["bound"]]
         return (
             f"<p><b>{escape(self._step['bound'])}</b>. {words}</p><p>Exposed are {self.data('exposed_s')} of "
             f"{self.data('communication_s')} in which gradients are in flight. Compute takes {self.data('compute_s')}, "
             f"the slowest rank of a step {self.data('waiting_s')} longer, the update {self.data('update_s')}, and "
-            f"input and other work {self.data('outside_s')}.</p>"
+            f"input and other work {self.data('outside_s')}.</p>{self._input()}"
+        )
+
+    def _input(self) -> str:
+        found = self._step["input"]
+        if found is None:
+            return ""
+        return (
+            f"<p>The workers of a rank make {self.data('input', 'samples_per_s_of_rank')} samples a second, bounded by "
+            f"{escape(found['bound'])}. The rank waits {self.data('input_wait_s')} a step for them.</p>"
         )
 
     def changes(self) -> str:

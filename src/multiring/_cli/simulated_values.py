@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from multiring._cli.simulated_input import described_input
 from multiring._cli.simulation import Subject
 from multiring._simulator.changes import Change, changes_of
 from multiring._simulator.failures import Failures
@@ -55,6 +56,7 @@ def described(prediction: ClusterPrediction) -> dict[str, Any]:
         "steps": [
             {
                 **described_step(step, subject.interval(step)),
+                "input": described_input(step, subject.feeding),
                 "usd_per_million_samples": usd_per_million(step, known),
                 **(prediction.goodputs[at] if prediction.goodputs else {}),
             }
@@ -89,6 +91,7 @@ def described_step(step: SimulatedStep, interval: tuple[float, float] | None) ->
         "exposed_s": step.seconds.exchange,
         "update_s": step.seconds.update,
         "outside_s": step.seconds.outside,
+        "input_wait_s": step.seconds.input,
         "communication_s": step.communication_s,
         "samples_per_s": step.samples_per_s,
         "efficiency": step.efficiency,

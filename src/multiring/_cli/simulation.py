@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multiring._cli.simulated_input import feeding_of, input_remark
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._simulator.intervals import PUBLISHED_RUNS, step_interval
 from multiring._simulator.layers import layers_of, units_of
@@ -16,7 +17,7 @@ from multiring._simulator.step import SimulatedStep, profile_of
 from multiring._simulator.sweep import ProfileOf
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
-from multiring.planner.parallelism import GradientExchange
+from multiring.planner.parallelism import Feeding, GradientExchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +26,8 @@ class Subject:
 
     `profile` returns its profile for some ranks, samples of a rank, and a way to average gradients. `exchange` is the
     script's own way, or the default. `remarks` say where its numbers come from, and `described` is for JSON. Steps of a
-    known model have an interval (`has_interval`); no runs of profiled scripts are recorded to take one from.
+    known model have an interval (`has_interval`); no runs of profiled scripts are recorded to take one from. `feeding`
+    says how samples are made; None: that is unknown, and input is not priced.
     """
 
     title: str
@@ -35,10 +37,12 @@ class Subject:
     remarks: list[str]
     described: dict[str, Any]
     has_interval: bool = False
+    feeding: Feeding | None = None
 
     def interval(self, step: SimulatedStep) -> tuple[float, float] | None:
-        """Return the 90 % interval of a predicted step in seconds; None: not known."""
-        return step_interval(step.seconds.total, step.ranks) if self.has_interval else None
+        """Return the 90 % interval of a predicted step in seconds; None: not known, as for a step bound by input."""
+        is_known = self.has_interval and not step.seconds.input
+        return step_interval(step.seconds.total, step.ranks) if is_known else None
 
 
 def subject_of(arguments: argparse.Namespace, known: Preset | None, batches: Sequence[int] = ()) -> Subject:
@@ -58,16 +62,23 @@ def subject_of(arguments: argparse.Namespace, known: Preset | None, batches: Seq
         for option in ("--model", "--rate"):
             if getattr(arguments, option[2:]) is not None:
                 raise ArgumentError(f"--profile has the script's own times: leave out {option}")
-        return _of_script([read_profile(path) for path in arguments.profile], batches)
+        profiles = [read_profile(path) for path in arguments.profile]
+        return _of_script(profiles, batches, feeding_of(arguments, profiles))
     if arguments.model is None or not batches:
         raise ArgumentError(
             f"{'--batch-per-rank' if arguments.model else '--model'} is missing: want --topology with --model and "
             "--batch-per-rank, or with --profile FILE; or --published FILE"
         )
-    return _of_model(arguments.model, arguments.rate, "" if known is None else known.accelerator, batches)
+    return _of_model(arguments.model, arguments.rate, _accelerator(known), batches, feeding_of(arguments))
 
 
-def _of_model(model: str, rate: float | None, accelerator: str, batches: Sequence[int]) -> Subject:
+def _accelerator(known: Preset | None) -> str:
+    return "" if known is None else known.accelerator
+
+
+def _of_model(
+    model: str, rate: float | None, accelerator: str, batches: Sequence[int], feeding: Feeding | None
+) -> Subject:
     units = units_of(layers_of(model))
     alone = {
         batch: (rate, "--rate") if rate is not None else _published(accelerator, model, batch) for batch in batches
@@ -82,12 +93,16 @@ def _of_model(model: str, rate: float | None, accelerator: str, batches: Sequenc
         title=f"{model}, {_told(batches)} samples a rank",
         batch_per_rank=batches[0],
         exchange=GradientExchange(),
-        profile=lambda ranks, samples, exchange: profile_of(units, samples, alone[samples][0], ranks, exchange),
+        profile=lambda ranks, samples, exchange: replace(
+            profile_of(units, samples, alone[samples][0], ranks, exchange), feeding=feeding
+        ),
         remarks=[
             f"One rank alone: {', '.join(dict.fromkeys(told))}. Forward is assumed to be a third of a step's compute.",
+            input_remark(feeding),
             f"90 %: {PUBLISHED_RUNS} published runs of ResNet-50 on V100 were so far from their predictions.",
         ],
         has_interval=True,
+        feeding=feeding,
         described={"model": model, "samples_per_s_of_one_rank": first_rate, "source_of_rate": source},
     )
 
@@ -111,7 +126,7 @@ def read_profile(path: Path) -> ScriptProfile:
         raise ArgumentError(f"--profile {path}: {error}") from None
 
 
-def _of_script(profiles: list[ScriptProfile], batches: Sequence[int]) -> Subject:
+def _of_script(profiles: list[ScriptProfile], batches: Sequence[int], feeding: Feeding | None) -> Subject:
     first = profiles[0]
     if not batches and len(profiles) > 1:
         raise ArgumentError(f"{len(profiles)} profiles with different batches: say --batch-per-rank")
@@ -126,8 +141,13 @@ def _of_script(profiles: list[ScriptProfile], batches: Sequence[int]) -> Subject
         title=f"{first.model} of {first.script}, {_told(batches)} samples a rank",
         batch_per_rank=batches[0],
         exchange=first.exchange,
-        profile=lambda ranks, samples, exchange: step_profile_of(profiles, ranks, samples, exchange),
-        remarks=[remark, "No 90 % interval: too few runs of profiled scripts are recorded to take one from."],
+        profile=lambda ranks, samples, exchange: step_profile_of(profiles, ranks, samples, exchange, feeding),
+        feeding=feeding,
+        remarks=[
+            remark,
+            input_remark(feeding),
+            "No 90 % interval: too few runs of profiled scripts are recorded to take one from.",
+        ],
         described={
             "script": first.script,
             "form": first.form,

@@ -18,9 +18,21 @@ from multiring.convergence import Law
 from multiring.errors import ArgumentError
 from multiring.lab.plan import parse_paper_rate
 
-_NAMES = ("ranks", "batch", "wire", "lag", "bucket", "nic")
+_NAMES = ("ranks", "batch", "wire", "lag", "bucket", "nic", "workers")
 _MOST = 100_000  # points: more would take an hour, and nobody would read them
-_HEAD = ("ranks", "batch", "wire", "lag", "bucket MiB", "nic", "step ms", "samples/s", "efficiency", "exposed ms")
+_HEAD = (
+    "ranks",
+    "batch",
+    "wire",
+    "lag",
+    "bucket MiB",
+    "nic",
+    "workers",
+    "step ms",
+    "samples/s",
+    "efficiency",
+    "exposed ms",
+)
 _HOURS = 3600
 _MIB = 1 << 20
 _MEGABIT = 125_000  # bytes
@@ -66,11 +78,16 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 def show_sweep(arguments: argparse.Namespace, known: Preset | None, topology: Topology) -> int:
     """Print the steps of all points and the best of them, and return 0."""
     words = _words_of(arguments.sweep)
-    for name, option in (("ranks", "--ranks"), ("batch", "--batch-per-rank")):
+    for name, option in (("ranks", "--ranks"), ("batch", "--batch-per-rank"), ("workers", "--workers")):
         if name in words and getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise ArgumentError(f"--sweep {name}= and {option} both say the same: leave out one of them")
     batches = _values(words, "batch", _whole)
     subject = subject_of(arguments, known, batches)
+    workers = _values(words, "workers", _whole)
+    if workers and subject.feeding is None:
+        raise ArgumentError(
+            f"--sweep workers={words['workers']}: nothing says what a worker takes for a sample; want --input FILE"
+        )
     axes = SweepAxes(
         ranks=rank_counts(
             arguments.ranks or words.get("ranks"), topology, "--ranks " if arguments.ranks else "--sweep ranks="
@@ -83,8 +100,9 @@ def show_sweep(arguments: argparse.Namespace, known: Preset | None, topology: To
             _values(words, "bucket", size_of),
         ),
         nics=_values(words, "nic", lambda text: parse_paper_rate(text) / 8) or [None],
+        workers=workers or [None],
     )
-    count = math.prod(map(len, (axes.ranks, axes.batches, axes.exchanges, axes.nics)))
+    count = math.prod(map(len, (axes.ranks, axes.batches, axes.exchanges, axes.nics, axes.workers)))
     if count > _MOST:
         raise ArgumentError(f"--sweep: {count} combinations: want at most {_MOST}")
     law = _law_of(arguments)
@@ -220,9 +238,10 @@ def _best(found: Sequence[_Costed], *, is_relative: bool) -> dict[str, _Costed]:
 def _named(point: SweepPoint) -> str:
     exchange = point.exchange
     nic = "" if point.nic_bytes_per_s is None else f", nic {point.nic_bytes_per_s / _MEGABIT:g} Mbit/s"
+    workers = "" if point.workers is None else f", {counted(point.workers, 'worker')}"
     return (
         f"{counted(point.step.ranks, 'rank')}, batch {point.batch_per_rank}, wire {names_of([exchange.wire])}, lag "
-        f"{exchange.lag}, buckets of {exchange.bucket_bytes / _MIB:g} MiB{nic}"
+        f"{exchange.lag}, buckets of {exchange.bucket_bytes / _MIB:g} MiB{nic}{workers}"
     )
 
 
@@ -236,6 +255,7 @@ def _cells(each: _Costed, *, has_law: bool) -> tuple[str, ...]:
         f"{exchange.lag}",
         f"{exchange.bucket_bytes / _MIB:g}",
         "-" if point.nic_bytes_per_s is None else f"{point.nic_bytes_per_s / _MEGABIT:g}",
+        "-" if point.workers is None else f"{point.workers}",
         f"{step.seconds.total * 1e3:.4g}",
         f"{step.samples_per_s:,.0f}",
         f"{step.efficiency:.1%}",
@@ -272,11 +292,13 @@ def _described_point(each: _Costed, interval: tuple[float, float] | None, *, is_
         "lag": point.exchange.lag,
         "bucket_bytes": point.exchange.bucket_bytes,
         "nic_bytes_per_s": point.nic_bytes_per_s,
+        "workers": point.workers,
         "step_s": step.seconds.total,
         "step_90_s": interval,
         "compute_s": step.seconds.compute,
         "waiting_s": step.seconds.waiting,
         "exposed_s": step.seconds.exchange,
+        "input_wait_s": step.seconds.input,
         "communication_s": step.communication_s,
         "samples_per_s": step.samples_per_s,
         "efficiency": step.efficiency,

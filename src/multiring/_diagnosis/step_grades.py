@@ -59,7 +59,7 @@ def grades_of(predicted: SimulatedStep, recorded: RecordedSteps, *, takes_hosts:
         ("waiting for slower ranks", seconds.waiting, recorded.waiting),
         ("exposed communication", seconds.exchange, recorded.exposed),
         ("update", seconds.update, recorded.update),
-        ("input and other work", seconds.outside, recorded.outside),
+        ("input and other work", seconds.outside + seconds.input, recorded.outside),
         ("communication", predicted.communication_s, sum(each.seconds for each in recorded.buckets)),
     ):
         graded.append(_graded(part, mine, measured, recorded.step))

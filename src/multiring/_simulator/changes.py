@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from multiring._schedule import WIRES, Wire, wire_of
 from multiring._simulator.step import SimulatedStep, step_of
-from multiring._simulator.sweep import ProfileOf
+from multiring._simulator.sweep import ProfileOf, with_workers
 from multiring._topology import Link, Topology
 from multiring.planner.parallelism import GradientExchange
 
@@ -41,8 +41,13 @@ def changes_of(
     for what, changed, alters in _exchanges(exchange, crosses_hosts=len(topology.hosts) > 1):
         step = step_of(profile_of(ranks, batch_per_rank, changed), topology)
         found.append(Change(what=what, step=step, alters_training=alters))
+    profile = profile_of(ranks, batch_per_rank, exchange)
+    if profile.feeding is not None:
+        workers = 2 * profile.feeding.workers
+        step = step_of(with_workers(profile, workers), topology)
+        found.append(Change(what=f"{workers} workers a rank", step=step, alters_training=False))
     if len(topology.hosts) > 1:
-        step = step_of(profile_of(ranks, batch_per_rank, exchange), _with_faster_rails(topology))
+        step = step_of(profile, _with_faster_rails(topology))
         found.append(Change(what="rails of twice the bandwidth", step=step, alters_training=False))
     return sorted(found, key=lambda each: each.step.seconds.total)
 

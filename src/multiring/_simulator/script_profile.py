@@ -5,23 +5,15 @@ The file is JSON; docs/profile.md describes its fields.
 
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from multiring._strict_json import (
-    Path,
-    WrongFieldError,
-    count_at,
-    number_at,
-    rows_at,
-    strict_json,
-    table_at,
-    text_at,
-)
+from multiring._simulator.measured_feeding import MeasuredFeeding, feeding_at
+from multiring._strict_json import Path, WrongFieldError, require_fields, rows_at, strict_json
 from multiring.errors import ArgumentError
-from multiring.planner.parallelism import Compute, GradientExchange, Overheads, Profile, Unit
+from multiring.planner.parallelism import Compute, Feeding, GradientExchange, Overheads, Profile, Unit
 
 FORMAT = 1
 DDP = "DistributedDataParallel"
@@ -42,8 +34,8 @@ class PartSeconds:
     """The medians of a step's parts in seconds, over the measured steps.
 
     With several backwards a step, `forward` is all compute before the last backward, and `backward` is that backward.
-    `input` is the wait for the loader, and `other` what none of the other parts is. `step` is their sum. `step_low` and
-    `step_high` are the quartiles of the step.
+    `input` is the wait for the loaders, and `other` what none of the other parts is. `step` is their sum. `step_low`
+    and `step_high` are the quartiles of the step.
     """
 
     step: float
@@ -63,7 +55,7 @@ class ScriptProfile:
     `form` says how the script trains: "plain torch", "mt.distribute", "DistributedDataParallel" or "Keras". `copies`
     of the script ran at once on the host while it was measured; they exchanged nothing. `compute_s` has forward and
     backward together of each measured step, in seconds and in the order of the steps; profiles of earlier versions do
-    not have it.
+    not have it. `feeding` is what the workers of its loader took; None: not known.
     """
 
     script: str
@@ -80,6 +72,19 @@ class ScriptProfile:
     gradients: tuple[ReadyGradient, ...]
     copies: int = 1
     compute_s: tuple[float, ...] = ()
+    feeding: MeasuredFeeding | None = None
+
+    @property
+    def hand_over_s(self) -> float:
+        """The part of the measured wait for input, in seconds, that is not a wait for samples that workers still make.
+
+        The rest of the wait depends on the number of workers and on the length of the step, and is predicted. Without
+        `feeding`, all of the wait is a wait for samples.
+        """
+        if self.feeding is None:
+            return 0.0
+        made_s = self.samples * self.feeding.worker_s / self.feeding.workers
+        return max(0.0, self.seconds.input - max(0.0, made_s - (self.seconds.step - self.seconds.input)))
 
     @property
     def gradient_bytes(self) -> int:
@@ -95,6 +100,8 @@ class ScriptProfile:
         """Return the file's text, with one line for each gradient, and one for the compute of all steps."""
         told = asdict(self)
         gradients, compute_s = told.pop("gradients"), told.pop("compute_s")
+        if self.feeding is None:
+            del told["feeding"]
         head = json.dumps({_VERSION: FORMAT, **told}, indent=1).removesuffix("\n}")
         head += f',\n "compute_s": {json.dumps(compute_s)}' if compute_s else ""
         rows = ",\n".join(f"  {json.dumps(each)}" for each in gradients)
@@ -124,8 +131,8 @@ def _checked(table: dict[str, Any]) -> ScriptProfile:
     if type(version) is not int or version != FORMAT:
         words = f"want {FORMAT}: write the profile anew with this version's `multiring profile`"
         raise WrongFieldError((_VERSION,), words)
-    _require_table(table, ScriptProfile, ())
-    _require_table(table["seconds"], PartSeconds, ("seconds",))
+    require_fields(table, ScriptProfile, ())
+    require_fields(table["seconds"], PartSeconds, ("seconds",))
     for name in ("step", "forward", "backward"):
         if not table["seconds"][name]:
             raise WrongFieldError(("seconds", name), "0: want a number above 0")
@@ -133,10 +140,12 @@ def _checked(table: dict[str, Any]) -> ScriptProfile:
     if not rows:
         raise WrongFieldError(("gradients",), "want a list with at least one gradient")
     for number, row in enumerate(rows):
-        _require_table(row, ReadyGradient, ("gradients", number))
+        require_fields(row, ReadyGradient, ("gradients", number))
         if number and row["ready_s"] < rows[number - 1]["ready_s"]:
             words = f"{row['ready_s']:g} is before the gradient above: want the order in which they become ready"
             raise WrongFieldError(("gradients", number, "ready_s"), words)
+    if "feeding" in table:
+        table["feeding"] = feeding_at(table["feeding"], ("feeding",))
     if "compute_s" in table:
         table["compute_s"] = _compute_of_steps(table)
     gradients = tuple(ReadyGradient(**row) for row in rows)
@@ -154,35 +163,12 @@ def _compute_of_steps(table: dict[str, Any]) -> tuple[float, ...]:
     return tuple(map(float, found))
 
 
-def _require_table(value: Any, kind: type, path: Path) -> None:
-    """Raise WrongFieldError unless `value` has the fields of `kind`, a dataclass: texts, and numbers from 0.
-
-    Fields that have a default may be missing.
-    """
-    table = table_at(value, path)
-    types = {each.name: each.type for each in fields(kind)}
-    for name in table:
-        if name not in types:
-            raise WrongFieldError((*path, name), f"unknown: want {', '.join(types)}")
-    missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in table]
-    if missing:
-        raise WrongFieldError(path, f"{path[0] if path else 'the file'} lacks {', '.join(missing)}")
-    for name, wanted in types.items():
-        if name not in table:
-            continue
-        if wanted is str:
-            text_at(table, name, path)
-        elif wanted is int:
-            count_at(table, name, path, 1)
-        elif wanted is float:
-            number_at(table, name, path)
-
-
 def step_profile_of(
     profiles: Sequence[ScriptProfile],
     ranks: int,
     batch_per_rank: int | None = None,
     exchange: GradientExchange | None = None,
+    feeding: Feeding | None = None,
 ) -> Profile:
     """Return the profile of a step on `ranks` ranks.
 
@@ -192,6 +178,7 @@ def step_profile_of(
         ranks: the number of ranks.
         batch_per_rank: the samples of a rank in one step; by default those of the only profile.
         exchange: how gradients are averaged; by default with the script's buckets.
+        feeding: how samples are made, in place of the measured wait for them.
 
     Raises:
         ArgumentError: the profiles have different gradients or one batch twice, or several profiles come without a
@@ -218,10 +205,11 @@ def step_profile_of(
         compute=tuple(Compute(each.samples, each.seconds.forward, each.seconds.backward) for each in ordered),
         overheads=Overheads(
             update_s_per_byte=nearest.seconds.optimizer / nearest.gradient_bytes,
-            outside_s=nearest.seconds.input + nearest.seconds.other,
+            outside_s=nearest.seconds.other + (nearest.seconds.input if feeding is None else nearest.hand_over_s),
         ),
         exchange=exchange or nearest.exchange,
         spread=_spread(nearest),
+        feeding=None if feeding is None else replace(feeding, hand_over_s=nearest.hand_over_s),
     )
 
 

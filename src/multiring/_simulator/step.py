@@ -13,12 +13,14 @@ from multiring.planner.parallelism import (
     BucketTime,
     Compute,
     GradientExchange,
+    InputTime,
     LinkSeconds,
     Parallelism,
     Profile,
     Seconds,
     Unit,
     bucket_times,
+    input_time,
     link_seconds,
     seconds_of,
 )
@@ -35,7 +37,9 @@ class SimulatedStep:
 
     `communication_s` is the sum of all all-reduces of gradients; `seconds.exchange` is the part of it that backward
     does not hide. `buckets` has each of these all-reduces. `forward_s` is the part of the compute before backward
-    starts, and `links` says for how long the step's gradients occupy a rank's links.
+    starts, and `links` says for how long the step's gradients occupy a rank's links. `input` is the time in which the
+    workers of a rank make its samples of the step; None: not priced. `alone_s` is the step of one rank alone: all but
+    the exchange and the waiting, in the same time, or the time in which it makes its samples, if that is longer.
     """
 
     ranks: int
@@ -46,11 +50,8 @@ class SimulatedStep:
     buckets: Sequence[BucketTime] = ()
     forward_s: float
     links: LinkSeconds
-
-    @property
-    def alone_s(self) -> float:
-        """The seconds of the step of one rank alone: all but the exchange and the waiting, in the same time."""
-        return self.seconds.total - self.seconds.exchange - self.seconds.waiting
+    alone_s: float
+    input: InputTime | None = None
 
     @property
     def efficiency(self) -> float:
@@ -64,11 +65,18 @@ class SimulatedStep:
 
     @property
     def bound(self) -> str:
-        """What bounds the step: "compute", "communication", "slower ranks", or "input or other work"."""
+        """What bounds the step: "compute", "communication", "slower ranks", "input", or "other work".
+
+        Input bounds the step if making its samples takes longest. If input is not priced, other work may be that, too.
+        """
+        if self.seconds.input:
+            return "input"
         exchange, waiting = self.seconds.exchange, self.seconds.waiting
         if max(exchange, waiting) >= _BOUND * self.seconds.total:
             return "communication" if exchange >= waiting else "slower ranks"
-        return "input or other work" if self.seconds.outside > self.seconds.compute + self.seconds.update else "compute"
+        if self.seconds.outside > self.seconds.compute + self.seconds.update:
+            return "input or other work" if self.input is None else "other work"
+        return "compute"
 
 
 def profile_of(
@@ -111,6 +119,12 @@ def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
     mix = Parallelism(((Axis.DATA, ranks),))
     seconds = seconds_of(mix, profile, topology)
     buckets = bucket_times(mix, profile, topology)
+    made, alone_s = None, seconds.total - seconds.exchange - seconds.waiting - seconds.input
+    if profile.feeding is not None:
+        samples = profile.batch / ranks
+        made = input_time(profile.feeding, samples, seconds.compute, topology)
+        alone = input_time(profile.feeding, samples, seconds.compute, part_of(topology, 1))
+        alone_s = max(alone_s, alone.seconds)
     return SimulatedStep(
         ranks=ranks,
         hosts=len(topology.hosts),
@@ -120,6 +134,8 @@ def step_of(profile: Profile, topology: Topology) -> SimulatedStep:
         buckets=tuple(buckets),
         forward_s=profile.compute_of(profile.batch / ranks).forward_s,
         links=link_seconds(mix, profile, topology),
+        alone_s=alone_s,
+        input=made,
     )
 
 

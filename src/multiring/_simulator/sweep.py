@@ -10,6 +10,7 @@ from itertools import product
 from multiring._schedule import Wire
 from multiring._simulator.step import SimulatedStep, part_of, step_of
 from multiring._topology import Topology
+from multiring.errors import ArgumentError
 from multiring.planner.parallelism import GradientExchange, Profile
 
 # The profile of a training for some ranks, samples of a rank, and a way to average gradients.
@@ -21,13 +22,14 @@ class SweepAxes:
     """The values of each setting: each combination is a point.
 
     `batches` are samples of a rank. `nics` are the bytes per second of each rail in place of the cluster's; None: the
-    cluster's own.
+    cluster's own. `workers` are those of a rank, in place of the profile's; None: the profile's own.
     """
 
     ranks: Sequence[int]
     batches: Sequence[int]
     exchanges: Sequence[GradientExchange]
     nics: Sequence[float | None] = (None,)
+    workers: Sequence[int | None] = (None,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,7 @@ class SweepPoint:
     batch_per_rank: int
     exchange: GradientExchange
     nic_bytes_per_s: float | None
+    workers: int | None
     step: SimulatedStep
 
     @property
@@ -67,9 +70,22 @@ def sweep(axes: SweepAxes, profile_of: ProfileOf, topology: Topology) -> Iterato
     """
     for nic, ranks in product(axes.nics, axes.ranks):
         part = part_of(with_rails_of(topology, nic), ranks)
-        for batch, exchange in product(axes.batches, axes.exchanges):
-            step = step_of(profile_of(ranks, batch, exchange), part)
-            yield SweepPoint(batch_per_rank=batch, exchange=exchange, nic_bytes_per_s=nic, step=step)
+        for batch, exchange, workers in product(axes.batches, axes.exchanges, axes.workers):
+            step = step_of(with_workers(profile_of(ranks, batch, exchange), workers), part)
+            yield SweepPoint(batch_per_rank=batch, exchange=exchange, nic_bytes_per_s=nic, workers=workers, step=step)
+
+
+def with_workers(profile: Profile, workers: int | None) -> Profile:
+    """Return the profile with so many workers on each rank; None: unchanged.
+
+    Raises:
+        ArgumentError: the profile does not say how samples are made.
+    """
+    if workers is None:
+        return profile
+    if profile.feeding is None:
+        raise ArgumentError(f"{workers} workers a rank: want a profile that says what a worker takes for a sample")
+    return replace(profile, feeding=replace(profile.feeding, workers=workers))
 
 
 def with_rails_of(topology: Topology, bytes_per_s: float | None) -> Topology:

@@ -31,6 +31,26 @@ class StepMark(NamedTuple):
     input_s: float  # seconds that the program has waited for input so far
 
 
+class MadeSamples(NamedTuple):
+    """What the workers of this process's loaders have made so far, up to the newest batch that a program received."""
+
+    samples: int = 0
+    workers: int = 0  # of the newest loader
+    worker_s: float = 0.0  # seconds of workers, without waits for a core
+    cpu_s: float = 0.0  # of that, processor time
+    process_cpu_s: float = 0.0  # of that, processor time of threads of this process
+
+    def since(self, before: "MadeSamples") -> "MadeSamples":
+        """Return what was made after `before`."""
+        return MadeSamples(
+            self.samples - before.samples,
+            self.workers,
+            self.worker_s - before.worker_s,
+            self.cpu_s - before.cpu_s,
+            self.process_cpu_s - before.process_cpu_s,
+        )
+
+
 class StepCounters:
     """The numbers of this process.
 
@@ -38,6 +58,7 @@ class StepCounters:
         mark: the end of the newest step; None before the first.
         begin: the end of the first step of its window.
         input_s: seconds that the program has waited for input so far.
+        made: what workers have made.
         step: the number of the newest step as the program counts, or None if it has not told it.
         metrics: the newest metrics by name.
         is_read: whether something reads the metrics.
@@ -48,6 +69,7 @@ class StepCounters:
         self.mark: StepMark | None = None
         self.begin: StepMark | None = None
         self.input_s = 0.0
+        self.made = MadeSamples()
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
         self.is_read = False
@@ -60,6 +82,13 @@ class StepCounters:
         if self.step is None:
             mark = self.mark
             self._end_step(1 if mark is None else mark.steps + 1)
+
+    def count_made(self, samples: int, workers: int, worker_s: float, cpu_s: float, *, by_threads: bool) -> None:
+        """Count a batch that workers have made; `by_threads`: threads of this process."""
+        old, own_s = self.made, cpu_s if by_threads else 0.0
+        self.made = MadeSamples(
+            old.samples + samples, workers, old.worker_s + worker_s, old.cpu_s + cpu_s, old.process_cpu_s + own_s
+        )
 
     def begin_window(self) -> None:
         """Exclude the time from the newest step to the next one, such as an evaluation."""

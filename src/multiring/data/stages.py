@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,15 @@ from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
 
 SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
 REQUESTED = (SOURCE, DISK, NETWORK)  # stages in which workers wait for requests to a shared resource
+
+
+def working_s(spent: Mapping[str, float]) -> float:
+    """Return the seconds of workers by stage as one sum, without the time in which they waited for a core.
+
+    Args:
+        spent: the seconds by stage; "queued" are those in which workers waited for a core.
+    """
+    return max(0.0, sum(spent.get(stage, 0.0) for stage in (*REQUESTED, DECODE, COPY)) - spent.get("queued", 0.0))
 
 
 class StageClock:

@@ -40,6 +40,48 @@ DDP = (
     )
     + LOOP
 )
+# Each sample takes 41 ms of a worker, of which 1 ms is processor time; a batch of 8 by 2 workers takes 164 ms.
+FED = (
+    MODEL
+    + """
+import os, time, numpy as np, multiring.torch as mt
+from multiring.data import Dataset
+
+def slow(record, generator):
+    until = time.thread_time() + 0.001
+    while time.thread_time() < until:
+        pass
+    time.sleep(0.04)
+    return record
+
+os.makedirs("data", exist_ok=True)
+np.save("data/a.npy", np.zeros((240, 16), "float32"))
+batches = mt.DataLoader(Dataset("data", transform=slow), 8, workers=2)
+for batch in batches:
+    points = batch["array"]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(points), torch.zeros(8, dtype=torch.int64)).backward()
+    optimizer.step()
+"""
+)
+# The same by torch's loader and two worker processes.
+FORKED = (
+    FED.replace("mt.DataLoader(Dataset", "DataLoader(Slow(Dataset")
+    .replace("transform=slow), 8, workers=2)", "transform=slow)), batch_size=8, num_workers=2)")
+    .replace(
+        "os.makedirs",
+        """
+class Slow(torch.utils.data.Dataset):
+    def __init__(self, data):
+        self.data = data
+    def __len__(self):
+        return len(self.data)
+    def __getitem__(self, number):
+        return self.data[number]
+
+os.makedirs""",
+    )
+)
 ACCUMULATED = MODEL + (
     "for number, (points, labels) in enumerate(loader):\n"
     "    nn.functional.cross_entropy(model(points), labels).backward()\n"
@@ -85,6 +127,37 @@ def test_a_script_is_profiled(script: str, form: str, bucket_mib: int, tmp_path:
     assert min(found.compute_s) < parts.forward + parts.backward + 1e-6 < 3 * max(found.compute_s)
     assert found.peak_memory_bytes > 50 << 20
     assert not (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("script", [FED, FORKED])
+def test_what_workers_take_for_a_sample_is_measured(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = profiled(tmp_path, script)
+    assert ended.returncode == 0, ended.stderr
+    assert "input: 2 workers, " in ended.stdout
+    file = tmp_path / "profile.json"
+    found = script_profile_of(file.read_text())
+    assert found.feeding is not None
+    assert found.feeding.workers == 2
+    assert 0.001 <= found.feeding.cpu_s <= found.feeding.worker_s
+    assert found.feeding.worker_s >= 0.041
+    # The training waits for its samples, and that wait is no other work of the script.
+    computes_s = found.seconds.step - found.seconds.input
+    assert found.seconds.input >= 0.25 * (8 * 0.041 / 2 - computes_s)
+    assert (
+        main(["simulate", "--topology", "ddl", "--profile", str(file), "--ranks", "2", "--workers", "1", "--json"]) == 0
+    )
+    (step,) = json.loads(capsys.readouterr().out)["steps"]
+    assert step["step_s"] >= step["input"]["seconds"] >= 8 * found.feeding.worker_s
+
+
+def test_samples_of_other_loaders_are_not_priced(tmp_path: Path) -> None:
+    """The training's own thread is no worker, and a loader for something else makes none of the model's samples."""
+    assert profile_of(tmp_path, MODEL + LOOP).feeding is None
+    beside = FED.replace("for batch in batches", "other = next(iter(batches))\nfor points, labels in loader")
+    beside = beside.replace('points = batch["array"]', "pass")
+    assert profile_of(tmp_path, beside).feeding is None
 
 
 @pytest.mark.timeout(600)  # two jobs, of which each imports torch: minutes on a machine with much other work

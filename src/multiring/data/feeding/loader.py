@@ -20,6 +20,7 @@ from multiring.data.feeding.wanted import WantedSamples
 from multiring.data.progress import Progress, Step, steps, steps_by_counts
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
+from multiring.data.stages import working_s
 from multiring.errors import ArgumentError, DataError, StateError
 
 Batch = dict[str, Any]
@@ -340,8 +341,16 @@ class Loader:
         batch: Batch = {**crew.hand_over(job), **lists}
         self._count_wait(began)
         self.batches += 1
-        for name, each in job.spent().items():
+        spent = job.spent()
+        for name, each in spent.items():
             self.spent[name] += each
+        STEPS.count_made(
+            len(job.wanted.numbers),
+            self.workers,
+            working_s(spent),
+            spent.get("cpu", 0.0),
+            by_threads=not self._crew_of.processes,
+        )
         if self._attendant is not None:
             self._attendant()
         if self._leaving_out is not None:

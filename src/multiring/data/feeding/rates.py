@@ -1,6 +1,7 @@
-"""Measure the rate of a loader, and the rates of reading and decoding alone."""
+"""Measure the rate of a loader, and what one worker takes for a sample."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,58 +10,77 @@ import numpy as np
 from multiring.data.dataset import Dataset
 from multiring.data.feeding.loader import Loader
 from multiring.data.readers.source import Image
+from multiring.data.stages import working_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """The rates of a loader, and of its parts alone."""
+    """The rates of a loader, of one worker, and of reading."""
 
     samples_per_s: float  # samples a second that the loader yields
     bytes_per_s: float  # bytes a second in the loader's batches
-    read_per_s: float  # samples a second that one worker reads, without decoding
-    make_per_s: float  # samples a second that one worker reads, decodes and augments
-    workers: int  # number of workers
-
-    @property
-    def predicted(self) -> float:
-        """Return the rate in samples a second if only the workers limit it."""
-        return self.make_per_s * max(1, self.workers)
+    read_per_s: float  # samples a second that one worker reads one by one, without decoding
+    worker_s: float  # seconds in which one worker alone reads and decodes a sample, and copies it into a batch
+    cpu_s: float  # of that, processor time
 
 
-def measured(data: Dataset, loader: Loader, seconds: float) -> Rates:
-    """Measure a loader, and reading and decoding alone.
+def measured(
+    data: Dataset, loader: Loader, alone: Loader, seconds: float, meet: Callable[[], None] = lambda: None
+) -> Rates:
+    """Measure a loader, one worker, and reading.
 
     Args:
-        data: the loader's data set.
+        data: the loaders' data set.
         loader: the loader.
+        alone: a loader that differs from it in that it has one worker.
         seconds: the duration of each of the three measurements.
+        meet: called before each of them. In a job, it lets all ranks measure at the same time.
     """
     numbers = np.random.default_rng(0).permutation(len(data))[:4096].tolist()
+    meet()
     read = _paced(numbers, seconds, data.source.record)
-    make = _paced(numbers, seconds, data.sample)
+    meet()
+    one = _fed(alone, seconds)
+    alone.close()
+    meet()
+    found = _fed(loader, seconds)
+    return Rates(
+        samples_per_s=found.samples / found.seconds,
+        bytes_per_s=found.size_bytes / found.seconds,
+        read_per_s=read,
+        worker_s=working_s(one.spent) / one.samples,
+        cpu_s=one.spent["cpu"] / one.samples,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """What a loader yielded: in which time, and the seconds of its workers by stage."""
+
+    samples: int
+    size_bytes: int
+    seconds: float
+    spent: Mapping[str, float]
+
+
+def _fed(loader: Loader, seconds: float) -> _Fed:
     samples = size = 0
-    began = 0.0
+    began, before = 0.0, dict[str, float]()
     while True:
         for batch in loader:
             now = time.monotonic()
-            if not began:  # the first batch includes the start of the workers, so it does not count
-                began = now
+            if not before:  # the first batch includes the start of the workers, so it does not count
+                began, before = now, dict(loader.spent)
                 continue
             samples += max(len(value) for value in batch.values())
             size += sum(_bytes_of(value) for value in batch.values())
             if now - began > seconds:
                 break
         passed = time.monotonic() - began
-        if passed > seconds or passed <= 0:
+        if samples and passed > seconds:
             break
-    passed = max(passed, 1e-9)
-    return Rates(
-        samples_per_s=samples / passed,
-        bytes_per_s=size / passed,
-        read_per_s=read,
-        make_per_s=make,
-        workers=loader.workers,
-    )
+    spent = {name: each - before.get(name, 0.0) for name, each in loader.spent.items()}
+    return _Fed(samples, size, passed, spent)
 
 
 def _bytes_of(value: Any) -> int:

@@ -1,6 +1,7 @@
 """Forecast the memory and time of a training step under data, sharded, tensor and pipeline parallelism."""
 
 from multiring.planner.parallelism.axes import Axis, Parallelism, parallelism_of, parallelisms_of
+from multiring.planner.parallelism.feeding import Feeding, InputTime, input_time
 from multiring.planner.parallelism.forecast import Forecast, chosen, forecast, forecasts, table
 from multiring.planner.parallelism.memory import Memory, memory_of
 from multiring.planner.parallelism.parts import gathered_together, stages_of

@@ -8,6 +8,7 @@ import numpy as np
 
 from multiring._schedule import Wire
 from multiring.errors import ArgumentError
+from multiring.planner.parallelism.feeding import Feeding
 
 # torch's DistributedDataParallel and multiring's own buckets have this limit.
 _BUCKET_BYTES = 25 << 20
@@ -113,7 +114,8 @@ class Profile:
     one rank computes: above 1 if ranks share cores. The optimizer keeps `optimizer_states` times the bytes of the
     parameters. `refused` maps an axis ("tensor", "pipeline") to the reason why it is impossible. The number of ranks on
     a tensor axis must divide `divisor`. `spread` has the compute of each measured step, divided by their median; empty:
-    the steps were not told apart.
+    the steps were not told apart. `feeding` says how samples are made; None: that is unknown, and a step waits for them
+    as long as `overheads.outside_s` says.
 
     Raises:
         ArgumentError: there are no units, no samples, or no measurements.
@@ -129,6 +131,7 @@ class Profile:
     exchange: GradientExchange = GradientExchange()
     refused: Mapping[str, str] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
+    feeding: Feeding | None = None
 
     def __post_init__(self) -> None:
         if not self.units or self.batch < 1 or not self.compute:

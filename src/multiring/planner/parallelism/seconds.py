@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from multiring._schedule import Collective, busy_s
 from multiring._topology import Topology
 from multiring.planner.parallelism.axes import Axis, Parallelism
+from multiring.planner.parallelism.feeding import input_time
 from multiring.planner.parallelism.flights import ends_in_flight
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
@@ -24,6 +25,8 @@ class Seconds:
     """The parts of a step, in seconds.
 
     `waiting` is by how much the slowest rank of a step computes longer than the median one: the others wait for it.
+    `input` is by how much making the samples of a step takes longer than all other parts, beside which workers make
+    them; 0 if it is not known how samples are made.
     """
 
     compute: float
@@ -31,11 +34,12 @@ class Seconds:
     update: float
     outside: float = 0.0
     waiting: float = 0.0
+    input: float = 0.0
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
-        return self.compute + self.waiting + self.exchange + self.update + self.outside
+        return self.compute + self.waiting + self.exchange + self.update + self.outside + self.input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,11 @@ def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -
     forecast = _replicated
     for axis, other in ((Axis.PIPELINE, _pipeline), (Axis.TENSOR, _tensor), (Axis.SHARD, _sharded)):
         forecast = other if parallelism.size(axis) > 1 else forecast
-    return replace(forecast(parallelism, profile, prices), outside=profile.overheads.outside_s)
+    found = replace(forecast(parallelism, profile, prices), outside=profile.overheads.outside_s)
+    if profile.feeding is None:
+        return found
+    made = input_time(profile.feeding, profile.batch / parallelism.data_ranks, found.compute, topology)
+    return replace(found, input=max(0.0, made.seconds - found.total))
 
 
 def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:

@@ -22,15 +22,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
+from multiring._simulator.measured_feeding import MeasuredFeeding
 from multiring._simulator.script_profile import DDP, ScriptProfile
+from multiring._steps.step_counters import STEPS, MadeSamples
 from multiring.errors import MultiringError, StateError, UnsupportedError
 from multiring.planner.parallelism import GradientExchange
-from multiring.torch.profiling.recorder import StepRecorder
+from multiring.torch.profiling.recorder import MeasuredSteps, StepRecorder
+from multiring.torch.profiling.worker_times import WorkerTimes
 
 _DISTRIBUTED = "multiring.torch.gradients.distributed"
 _PLAIN, _OURS, _KERAS = "plain torch", "mt.distribute", "Keras"
 # Ways to train of which the gradients are not averaged bucket by bucket over ranks that have all parameters.
 _REFUSED = ("DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine", "PipelineStage")
+# By this part, the samples that workers made for a step may differ from those of the model, as at the end of an epoch.
+_ALIKE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +55,33 @@ class RecordedScript:
     copies: Callable[[], int] = lambda: 1
 
 
+@dataclass(frozen=True, slots=True)
+class _InputMark:
+    """What workers had made at some moment, after how many steps, and the processor time of this process.
+
+    The workers are those of multiring's loaders, and those of torch's.
+    """
+
+    made: tuple[MadeSamples, ...]
+    steps: int
+    process_s: float
+
+
 class StepHooks:
     """The hooks of one process. Only events of the main thread count, but gradients become ready in any thread."""
 
     def __init__(self, script: RecordedScript) -> None:
         self._script = script
-        self._recorder = StepRecorder(script.steps, time.monotonic_ns(), self._complete, script.meet)
+        self._recorder = StepRecorder(script.steps, time.monotonic_ns(), self._complete, self._warmed_up)
         self._outermost: nn.Module | None = None
         self._depth = 0
         self._in_backward = False
         self._loading = 0
+        self._loaded_ns = 0  # of torch's loaders since the last forward
+        self._input_s = STEPS.input_s  # of multiring's loaders until the last forward
+        self._workers = 0  # of torch's newest loader
+        self._worker_times = WorkerTimes()
+        self._warm: _InputMark | None = None
         self._model: nn.Module | None = None
         self._parameters: dict[Hashable, Tensor] = {}
         self._names: dict[Hashable, str] = {}
@@ -74,6 +96,7 @@ class StepHooks:
         register_optimizer_step_pre_hook(self._before_update)
         register_optimizer_step_post_hook(self._after_update)
         self._replace_backward()
+        self._worker_times.install()
         self._replace_next(dataloader._BaseDataLoaderIter)  # noqa: SLF001 -- the iterator of all torch's loaders
 
     @property
@@ -90,6 +113,7 @@ class StepHooks:
         self._outermost, self._depth = module, 1
         self._model = self._model or module
         self._require_served(module)
+        self._count_wait()
         self._recorder.forward(time.monotonic_ns())
 
     def _after_forward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -100,6 +124,21 @@ class StepHooks:
             self._outermost = None
             # torch does not tell these hooks of arguments by keyword.
             self._recorder.computed(_samples(inputs) or _samples(outputs))
+
+    def _count_wait(self) -> None:
+        """Count the waits for input since the last call."""
+        # One of two loaders may be inside the other one, so that both have counted one wait.
+        loaded_ns, self._loaded_ns = self._loaded_ns, 0
+        before_s, self._input_s = self._input_s, STEPS.input_s
+        self._recorder.waited(max(loaded_ns, int((self._input_s - before_s) * 1e9)))
+
+    def _warmed_up(self) -> None:
+        self._script.meet()
+        self._warm = self._input_mark()
+
+    def _input_mark(self) -> _InputMark:
+        made = STEPS.made, self._worker_times.made(self._workers)
+        return _InputMark(made, self._recorder.steps, time.process_time())
 
     def _require_served(self, module: nn.Module) -> None:
         kinds = {each.__name__ for each in type(module).__mro__}
@@ -135,11 +174,12 @@ class StepHooks:
                 return plain(iterator)
             began = time.monotonic_ns()
             self._loading += 1
+            self._workers = iterator._num_workers  # noqa: SLF001 -- no public name has it
             try:
                 return plain(iterator)
             finally:
                 self._loading -= 1
-                self._recorder.waited(time.monotonic_ns() - began)
+                self._loaded_ns += time.monotonic_ns() - began
 
         kind.__next__ = following
 
@@ -265,7 +305,26 @@ class StepHooks:
             gradients=gradients,
             copies=self._script.copies(),
             compute_s=steps.compute_s,
+            feeding=None if self._warm is None else _feeding(self._warm, self._input_mark(), steps),
         )
+
+
+def _feeding(before: _InputMark, after: _InputMark, steps: MeasuredSteps) -> MeasuredFeeding | None:
+    """Return what the workers took for a sample; None unless those of one kind of loader made the model's samples."""
+    count = after.steps - before.steps
+    for made in (end.since(begin) for begin, end in zip(before.made, after.made, strict=True)):
+        is_other = abs(made.samples - count * steps.samples) >= _ALIKE * count * steps.samples
+        if is_other or made.worker_s <= 0 or made.workers < 1:
+            continue
+        compute_s = count * (steps.seconds.forward + steps.seconds.backward)
+        other_cpu_s = after.process_s - before.process_s - made.process_cpu_s
+        return MeasuredFeeding(
+            workers=made.workers,
+            worker_s=made.worker_s / made.samples,
+            cpu_s=made.cpu_s / made.samples,
+            compute_cores=max(0.0, other_cpu_s) / compute_s,
+        )
+    return None
 
 
 def record(script: RecordedScript) -> StepHooks:

@@ -1,0 +1,101 @@
+"""The options of `multiring simulate` about input: what a worker takes for a sample, and what the hosts have for it."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from multiring._simulator.measured_feeding import MeasuredFeeding, measured_feeding_of
+from multiring._simulator.script_profile import ScriptProfile
+from multiring._simulator.step import SimulatedStep
+from multiring.errors import ArgumentError
+from multiring.planner.parallelism import Feeding
+
+INPUT_OPTIONS = ("--input", "--workers", "--cores-per-host", "--source-rate", "--sample-bytes")
+_MEASURE = "multiring data bench DATA --save FILE"
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    group = parser.add_argument_group("input", "what makes the samples of each rank")
+    group.add_argument(
+        "--input", type=Path, metavar="FILE", help=f"what a worker takes, of {_MEASURE} (default: as in the profile)"
+    )
+    group.add_argument("--workers", type=int, metavar="N", help="workers of a rank (default: those that were measured)")
+    group.add_argument(
+        "--cores-per-host", type=float, metavar="N", help="cores of a host (default: each worker has one for itself)"
+    )
+    group.add_argument(
+        "--source-rate", type=float, metavar="B/S", help="bytes/s of the source to all hosts together (default: enough)"
+    )
+    group.add_argument(
+        "--sample-bytes", type=float, metavar="B", help="bytes of a sample in the source (default: those of --input)"
+    )
+
+
+def feeding_of(arguments: argparse.Namespace, profiles: Sequence[ScriptProfile] = ()) -> Feeding | None:
+    """Return how samples are made, by the options and by the first profile that says it; None if nothing says it.
+
+    Raises:
+        ArgumentError: an option is wrong, or needs a measurement that is not there.
+    """
+    given = {option: getattr(arguments, option[2:].replace("-", "_")) for option in INPUT_OPTIONS[1:]}
+    for option, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ArgumentError(f"{option} {value:g}: want a number above 0")
+    if given["--sample-bytes"] is not None and given["--source-rate"] is None:
+        raise ArgumentError("--sample-bytes: want --source-rate, too; without it, the source bounds nothing")
+    measured = (
+        next((each.feeding for each in profiles if each.feeding is not None), None)
+        if arguments.input is None
+        else _read(arguments.input)
+    )
+    if measured is None:
+        without = [option for option, value in given.items() if value is not None]
+        if without:
+            lacking = "the profile does not say" if profiles else "nothing says"
+            raise ArgumentError(
+                f"{without[0]}: {lacking} what a worker takes for a sample; want --input FILE, of {_MEASURE}"
+            )
+        return None
+    if given["--source-rate"] is not None and given["--sample-bytes"] is None and not measured.sample_bytes:
+        raise ArgumentError("--source-rate: want --sample-bytes, too: the profile does not have the bytes of a sample")
+    return measured.feeding(
+        workers=given["--workers"],
+        cores=given["--cores-per-host"],
+        source_bytes_per_s=given["--source-rate"],
+        sample_bytes=given["--sample-bytes"],
+    )
+
+
+def _read(path: Path) -> MeasuredFeeding:
+    try:
+        return measured_feeding_of(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--input {path}: {error}; want a file of {_MEASURE}") from None
+    except ArgumentError as error:
+        raise ArgumentError(f"--input {path}: {error}") from None
+
+
+def input_remark(feeding: Feeding | None) -> str:
+    """Return the assumptions about input as a line."""
+    if feeding is None:
+        return "Input is not priced: nothing says what a worker takes for a sample."
+    workers = f"{feeding.workers} worker{'s' if feeding.workers > 1 else ''} a rank"
+    cores = "each on a core" if feeding.cores is None else f"{feeding.cores:g} cores a host"
+    source = "" if feeding.source_bytes_per_s is None else f", a source of {feeding.source_bytes_per_s:.4g} bytes/s"
+    return f"Input: {workers}, {cores}{source}; a worker takes {feeding.worker_s * 1e3:.4g} ms for a sample."
+
+
+def described_input(step: SimulatedStep, feeding: Feeding | None) -> dict[str, Any] | None:
+    """Return the input of a step for JSON; None if it is not priced. Rates are those of one rank."""
+    if feeding is None or step.input is None:
+        return None
+    return {
+        "samples_per_s_of_rank": step.batch / step.ranks / step.input.seconds,
+        "seconds": step.input.seconds,
+        "bound": step.input.bound,
+        "workers": feeding.workers,
+        "cores_per_host": feeding.cores,
+    }

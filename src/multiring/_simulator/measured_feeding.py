@@ -1,0 +1,107 @@
+"""What the workers of a loader took for their samples: measured in a script's profile, or by `multiring data bench`.
+
+docs/profile.md describes the fields, and docs/simulate.md the file of `multiring data bench --save`.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from multiring._strict_json import Path, WrongFieldError, require_fields, strict_json
+from multiring.errors import ArgumentError
+from multiring.planner.parallelism import Feeding
+
+FORMAT = 1
+_VERSION = "multiring_input"
+_WANTED = "want a file of `multiring data bench --save`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredFeeding:
+    """What a rank's workers took.
+
+    The fields are those of `Feeding`: `workers` made the samples, each in `worker_s` seconds for a sample, of which
+    `cpu_s` were processor time. `sample_bytes` are the bytes of a sample in the source; 0: unknown.
+    """
+
+    workers: int
+    worker_s: float
+    cpu_s: float
+    compute_cores: float = 0.0
+    sample_bytes: float = 0.0
+
+    def feeding(
+        self,
+        *,
+        workers: int | None = None,
+        cores: float | None = None,
+        source_bytes_per_s: float | None = None,
+        sample_bytes: float | None = None,
+    ) -> Feeding:
+        """Return how these workers feed a rank.
+
+        Args:
+            workers: the workers of a rank; by default as many as were measured.
+            cores: the cores of a host; None: each worker has one.
+            source_bytes_per_s: what the source delivers to all hosts together; None: it bounds nothing.
+            sample_bytes: the bytes of a sample in the source; by default the measured ones.
+
+        Raises:
+            ArgumentError: a number is not positive, or the bytes of a sample are needed and unknown.
+        """
+        return Feeding(
+            worker_s=self.worker_s,
+            cpu_s=self.cpu_s,
+            workers=self.workers if workers is None else workers,
+            cores=cores,
+            compute_cores=self.compute_cores,
+            source_bytes_per_s=source_bytes_per_s,
+            sample_bytes=sample_bytes if sample_bytes is not None else self.sample_bytes or None,
+        )
+
+    def as_text(self) -> str:
+        """Return the text of a file."""
+        return f"{json.dumps({_VERSION: FORMAT, **asdict(self)}, indent=1)}\n"
+
+
+def measured_feeding_of(text: str) -> MeasuredFeeding:
+    """Return what is in the text of a file of `multiring data bench --save`.
+
+    Raises:
+        ArgumentError: the text is no such file. The error names the line and the field.
+    """
+    try:
+        table = strict_json(text)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; {_WANTED}") from None
+    if not isinstance(table, dict) or _VERSION not in table:
+        raise ArgumentError(f'no field "{_VERSION}"; {_WANTED}')
+    version = table.pop(_VERSION)
+    try:
+        _require_version(version)
+        return feeding_at(table, ())
+    except WrongFieldError as error:
+        raise error.in_text(text) from None
+
+
+def _require_version(version: Any) -> None:
+    if type(version) is not int or version != FORMAT:
+        words = f"want {FORMAT}: measure anew with this version's `multiring data bench`"
+        raise WrongFieldError((_VERSION,), words)
+
+
+def feeding_at(value: Any, path: Path) -> MeasuredFeeding:
+    """Return what the object `value` of a JSON file has.
+
+    Raises:
+        WrongFieldError: a field is missing, unknown or wrong.
+    """
+    require_fields(value, MeasuredFeeding, path)
+    if not value["worker_s"]:
+        raise WrongFieldError((*path, "worker_s"), "0: want a number above 0")
+    return MeasuredFeeding(**value)
+
+
+def is_file_of_feeding(data: bytes) -> bool:
+    """Return whether `data` is the content of a file of `multiring data bench --save`."""
+    return f'"{_VERSION}"'.encode() in data[:100]
