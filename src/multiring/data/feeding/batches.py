@@ -178,12 +178,16 @@ def fill_together(
     if lists is None:
         return None
     ends = np.cumsum([len(each.numbers) for each in wanted]).tolist()
-    found = [
-        Filled(lists={name: values[end - len(each.numbers) : end] for name, values in lists.items()}, failures=[])
+    # Each batch has its part of the time, so that sums over some batches are right.
+    spent = {name: seconds / len(wanted) for name, seconds in meter.spent(0.0, 0).items()}
+    return [
+        Filled(
+            lists={name: values[end - len(each.numbers) : end] for name, values in lists.items()},
+            failures=[],
+            spent=spent,
+        )
         for each, end in zip(wanted, ends, strict=True)
     ]
-    found[0] = replace(found[0], spent=meter.spent(0.0, 0))
-    return found
 
 
 class _Meter:

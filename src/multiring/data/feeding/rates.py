@@ -49,7 +49,7 @@ def measured(
         bytes_per_s=found.size_bytes / found.seconds,
         read_per_s=read,
         worker_s=working_s(one.spent) / one.samples,
-        cpu_s=one.spent["cpu"] / one.samples,
+        cpu_s=one.spent.get("cpu", 0.0) / one.samples,
     )
 
 
