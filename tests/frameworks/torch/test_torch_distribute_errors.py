@@ -13,7 +13,7 @@ import torch
 from tests.support.distribute_cases import Stream, data, network, seed, sgd
 from tests.support.plain import backward, join
 from tests.support.ranks import Here, run_ranks
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -21,6 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import multiring.torch as mt
 from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError, MismatchError, MultiringError, StateError, UnsupportedError
+from multiring.torch.distributing.options import AgreedOptions
 
 SHARDED: dict[str, Any] = {"batch": "per_rank", "learning_rate": "keep", "sharded": True}
 
@@ -397,3 +398,51 @@ def schedule_alone(here: Here) -> None:
         optimizer.param_groups[0]["lr"] = 0.25
         optimizer.param_groups[0]["betas"] = (0.9, 0.99)
         assert len(list(loader)) == 2
+
+
+def test_options_that_stay_equal_are_left_alone() -> None:
+    """Schedules of torch, numbers as tensors, groups that come later, and a rank that has compared nothing yet."""
+    run_ranks(schedule_together, 2)
+
+
+Schedule = Callable[[Tensor], object]
+
+
+def schedules(optimizer: Any) -> Iterator[Schedule]:
+    """Yield what sets the learning rate after a pass, given the loss of the last global batch."""
+    rates = torch.optim.lr_scheduler
+    for each in (
+        rates.OneCycleLR(optimizer, 0.1, total_steps=8),
+        rates.SequentialLR(optimizer, [rates.LinearLR(optimizer, 0.1), rates.CosineAnnealingLR(optimizer, 4)], [1]),
+        rates.CyclicLR(optimizer, 0.01, 0.1, 2),
+    ):
+        yield lambda _, one=each: one.step()  # type: ignore[misc] # a default binds it now
+    yield rates.ReduceLROnPlateau(optimizer, patience=0).step
+
+
+def schedule_together(here: Here) -> None:
+    join(here)
+    for rate in (0.1, torch.tensor(0.1)):
+        model, late = network(), nn.Parameter(torch.zeros(()))
+        groups = [{"params": [each], "lr": rate * (1 + number)} for number, each in enumerate(model.parameters())]
+        optimizer = torch.optim.Adam(groups, foreach=False)
+        loader = mt.distribute(model, optimizer, DataLoader(data(9), 4))[2]
+        for schedule in schedules(optimizer):
+            for _ in range(2):
+                for points, labels in loader:
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(points), labels)
+                    backward(loss)
+                    optimizer.step()
+                schedule(loader.global_loss(loss))
+        optimizer.add_param_group({"params": [late]})
+        assert len(list(loader)) == 3
+    optimizer.param_groups[0]["eps"] = 1e-8 * (1 + here.rank)
+    options = AgreedOptions(optimizer)
+    options.require_equal()
+    options = AgreedOptions(optimizer) if here.rank else options  # of a rank that has joined a running job
+    options.require_equal()
+    options.require_equal()
+    options = AgreedOptions(optimizer) if here.rank else options
+    optimizer.param_groups[0]["weight_decay"] = here.rank
+    fails(MismatchError, r"values of 'weight_decay' of parameter group 0: rank 0: 0; rank 1: 1", options.require_equal)
