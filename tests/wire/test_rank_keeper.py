@@ -1,6 +1,8 @@
 """Ranks that a cluster's worker keeps: their results, their ends, and nothing left behind; without any cluster."""
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -129,13 +131,24 @@ def test_the_secret_is_on_no_command_line_and_in_no_file() -> None:
     assert kept.wait() == [Returned([]), Returned([])]
 
 
+def two_free_ports() -> tuple[int, int]:
+    """Return two ports of 127.0.0.1 that follow each other and that nobody uses, such as tests beside these."""
+    for first in range(23450, 24450, 2):
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", first))
+            other.bind(("127.0.0.1", first + 1))
+            return first, first + 1
+    raise AssertionError("no two ports are free")
+
+
 def test_a_reserved_port_is_free_for_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_INTERFACE", "127.0.0.1")
-    reserved = ReservedPlace({"MULTIRING_PORTS": "23450-23451"}, is_one_host=False)
-    assert reserved.rendezvous == "127.0.0.1:23450"
-    assert reserved.torch_port == 23451
-    with pytest.raises(LaunchError, match="no port of 23450-23450"):
-        ReservedPlace({"MULTIRING_PORTS": "23450-23450"}, is_one_host=False)
+    first, second = two_free_ports()
+    reserved = ReservedPlace({"MULTIRING_PORTS": f"{first}-{second}"}, is_one_host=False)
+    assert reserved.rendezvous == f"127.0.0.1:{first}"
+    assert reserved.torch_port == second
+    with pytest.raises(LaunchError, match=f"no port of {first}-{first}"):
+        ReservedPlace({"MULTIRING_PORTS": f"{first}-{first}"}, is_one_host=False)
     reserved.release()
 
 
