@@ -3,10 +3,12 @@
 import os
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.support.mpi_leftovers import files_of_mpi, remove_leftovers
 from tests.support.user_environment import forget_user
 
 # A process started in the background (nohup, a shell's &) ignores these signals, and so do its child processes.
@@ -20,8 +22,9 @@ settings.load_profile("multiring")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take nothing of the user's over. The processes of xdist get the environment of the first one."""
+    """Take nothing of the user's over, and leave nothing. The processes of xdist get the first one's environment."""
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="multiring-tests-")
         config.add_cleanup(folder.cleanup)
         forget_user(os.environ, Path(folder.name))
+        config.add_cleanup(partial(remove_leftovers, files_of_mpi()))
