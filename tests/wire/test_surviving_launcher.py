@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from multiring._launch.keeper_address import KeeperPlace
+from multiring.errors import LaunchError
 
 DEADLINE_S = 90.0  # a busy machine
 PATIENCE = "60"
@@ -341,3 +342,12 @@ def test_wrong_words_are_refused(folder: Folder, words: list[str], told_of: str)
     assert code == 2
     assert told_of in err
     assert not folder.left()
+
+
+def test_a_folder_that_was_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(LaunchError, match="this command's folder was removed"):
+        KeeperPlace.of(["run"])

@@ -102,9 +102,16 @@ class KeeperPlace:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "KeeperPlace":
-        """Return the place of a command in this process's folder."""
-        here = Path().stat()
-        folder = [str(os.getuid()), str(here.st_dev), str(here.st_ino), str(Path.cwd())]
+        """Return the place of a command in this process's folder.
+
+        Raises:
+            LaunchError: the folder was removed.
+        """
+        try:
+            here, name = Path().stat(), str(Path.cwd())
+        except OSError as error:
+            raise LaunchError(f"this command's folder was removed ({error.strerror}): change to another one") from None
+        folder = [str(os.getuid()), str(here.st_dev), str(here.st_ino), name]
         return cls(_digest(folder), _digest(words))
 
     @property
