@@ -20,7 +20,7 @@ from multiring._frontend.signatures import (
     rows_signature,
 )
 from multiring._runtime import Group, Handle
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, Signature
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ def allreduce(
     return found
 
 
-def start_allreduce(
+def start_allreduce(  # noqa: PLR0913 -- the arguments of allreduce, and more terms
     array: Any,
     op: int | str = Average,
     *,
@@ -64,10 +64,11 @@ def start_allreduce(
     compression: Any = Compression.none,
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
+    more: Signature = (),
 ) -> Pending:
     """Start an `allreduce`; `wait` of the result returns the new array.
 
-    The caller may reuse `array` at once.
+    The caller may reuse `array` at once. `more` are further terms on which the ranks must agree.
     """
     members, number, given = members_of(process_set), chosen_op(op), native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
@@ -83,7 +84,7 @@ def start_allreduce(
         return converted_back(out, conversion, given.dtype)
 
     signature = allreduce_signature(given.dtype.name, given.shape, name_of(number), scales, wire)
-    return submit(members, name, signature, start, finish)
+    return submit(members, name, (*signature, *more), start, finish)
 
 
 @former_arguments(root="root_rank")
@@ -118,17 +119,32 @@ def allgather(array: Any, *, name: Name = None, process_set: ProcessSet | Member
         name: as for `allreduce`.
         process_set: as for `allreduce`.
     """
+    found: Array = start_allgather(array, name=name, process_set=process_set, waits=True).wait()
+    return found
+
+
+def start_allgather(
+    array: Any,
+    *,
+    name: Name = None,
+    process_set: ProcessSet | Members = global_process_set,
+    more: Signature = (),
+    waits: bool = False,
+) -> Pending:
+    """Start an `allgather`.
+
+    `more` are further terms on which the ranks must agree. With `waits`, the caller must wait for it next.
+    """
     rows = np.ascontiguousarray(native(array))
 
     def start(group: Group, label: str) -> Handle:
-        return group.all_gather_async(rows, label=label, waits=True)
+        return group.all_gather_async(rows, label=label, waits=waits)
 
     def finish(found: Any) -> Array:
         return np.array(found)
 
-    signature = rows_signature(ALLGATHER, rows.dtype.name, rows.shape)
-    found: Array = submit(members_of(process_set), name, signature, start, finish).wait()
-    return found
+    signature = rows_signature(ALLGATHER, rows.dtype.name, rows.shape, more)
+    return submit(members_of(process_set), name, signature, start, finish)
 
 
 def native(array: Any) -> Array:

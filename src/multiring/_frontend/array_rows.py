@@ -10,16 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from multiring._frontend.array_collectives import Array, allgather, broadcast, native, start_allreduce
+from multiring._frontend.array_collectives import Array, allgather, broadcast, native, start_allgather, start_allreduce
 from multiring._frontend.compression_names import Compression
 from multiring._frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring._frontend.evaluation import gathered
-from multiring._frontend.handles import Name, Pending, Several, names_of, parts_of, submit
+from multiring._frontend.handles import Name, PartsOfGroup, Pending, Several, fail_call, parts_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Average, chosen_op, name_of
-from multiring._frontend.signatures import ALLTOALL, REDUCESCATTER, REDUCTION, plain_signature, rows_signature
+from multiring._frontend.signatures import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    REDUCESCATTER,
+    REDUCTION,
+    plain_signature,
+    rows_signature,
+)
 from multiring._runtime import Group, Handle
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, Signature
 
 
 def reducescatter(
@@ -47,7 +55,7 @@ def reducescatter(
     return found
 
 
-def _start_reducescatter(members: Members, array: Any, op: int | str, name: Name) -> Pending:
+def _start_reducescatter(members: Members, array: Any, op: int | str, name: Name, part: Signature = ()) -> Pending:
     number, given = chosen_op(op), np.ascontiguousarray(native(array))
     if number not in LINEAR:
         raise ArgumentError(f"reducescatter by op={op!r}: want Average or Sum; allreduce has the others")
@@ -60,7 +68,7 @@ def _start_reducescatter(members: Members, array: Any, op: int | str, name: Name
     def finish(found: Any) -> Array:
         return converted_back(np.array(found), conversion, given.dtype)
 
-    more = ((REDUCTION, name_of(number)),)
+    more = ((REDUCTION, name_of(number)), *part)
     return submit(members, name, plain_signature(REDUCESCATTER, given.dtype.name, given.shape, more), start, finish)
 
 
@@ -88,7 +96,11 @@ def alltoall(
         CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     members, rows = members_of(process_set), np.ascontiguousarray(native(array))
-    sent = row_counts(splits, len(rows), members.size)
+    try:
+        sent = row_counts(splits, len(rows), members.size)
+    except ArgumentError as error:
+        fail_call(members, name, ALLTOALL, error)
+        raise
 
     def start(group: Group, label: str) -> Handle:
         return group.all_to_all_async(rows[: sum(sent)], splits=sent, label=label, with_rows=True, waits=True)
@@ -147,12 +159,12 @@ def grouped_allreduce(
 ) -> list[Array]:
     """Return the `allreduce` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    names = [each for each, _ in parts_of(members, name, len(arrays))]
+    parts = parts_of(members, name, len(arrays))
     starts = [
-        partial(start_allreduce, array, op, name=each, compression=compression, process_set=members)
-        for array, each in zip(arrays, names, strict=True)
+        partial(start_allreduce, array, op, name=each, compression=compression, process_set=members, more=more)
+        for array, (each, more) in zip(arrays, parts, strict=True)
     ]
-    return _all_of(starts)
+    return _all_of(starts, PartsOfGroup(members, parts[0][0], ALLREDUCE, len(arrays)))
 
 
 def grouped_reducescatter(
@@ -164,13 +176,15 @@ def grouped_reducescatter(
 ) -> list[Array]:
     """Return the `reducescatter` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    names = [each for each, _ in parts_of(members, name, len(arrays))]
-    return _all_of(
-        [partial(_start_reducescatter, members, array, op, each) for array, each in zip(arrays, names, strict=True)]
-    )
+    parts = parts_of(members, name, len(arrays))
+    starts = [
+        partial(_start_reducescatter, members, array, op, each, more)
+        for array, (each, more) in zip(arrays, parts, strict=True)
+    ]
+    return _all_of(starts, PartsOfGroup(members, parts[0][0], REDUCESCATTER, len(arrays)))
 
 
-def _all_of(starts: Sequence[Callable[[], Any]]) -> list[Array]:
+def _all_of(starts: Sequence[Callable[[], Any]], group: PartsOfGroup) -> list[Array]:
     """Start operations and return their results. If one fails, the names of the others can be used again."""
     started: list[Any] = []
     try:
@@ -178,7 +192,7 @@ def _all_of(starts: Sequence[Callable[[], Any]]) -> list[Array]:
     except BaseException:
         Several(started, list).forget()
         raise
-    found: list[Array] = Several(started, list).wait()
+    found: list[Array] = Several(started, list, group).wait()
     return found
 
 
@@ -187,8 +201,12 @@ def grouped_allgather(
 ) -> list[Array]:
     """Return the `allgather` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    names = names_of(members, name, [f"_{part}of{len(arrays)}" for part in range(1, len(arrays) + 1)])
-    return [allgather(array, name=each, process_set=members) for array, each in zip(arrays, names, strict=True)]
+    parts = parts_of(members, name, len(arrays)) if arrays else []
+    starts = [
+        partial(start_allgather, array, name=each, process_set=members, more=more)
+        for array, (each, more) in zip(arrays, parts, strict=True)
+    ]
+    return _all_of(starts, PartsOfGroup(members, parts[0][0], ALLGATHER, len(arrays))) if parts else []
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:

@@ -46,7 +46,21 @@ def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
         return
     sizes = np.asarray(group.all_gather(np.array([len(text)], np.int64)))
     texts = np.split(np.asarray(group.all_gather(np.frombuffer(text, np.uint8))), np.cumsum(sizes)[:-1])
-    by_rank: list[list[str]] = [json.loads(each.tobytes()) for each in texts]
+    refuse_difference(what, [json.loads(each.tobytes()) for each in texts])
+
+
+def refuse_difference(what: str, by_rank: Sequence[Sequence[str]]) -> None:
+    """Raise unless all ranks have the same lines.
+
+    Args:
+        what: the operation that needs the check, for the error message.
+        by_rank: each rank's descriptions of its arguments; all ranks pass the same value.
+
+    Raises:
+        MismatchError: the lines differ. The message has each rank's version of the first difference.
+    """
+    if all(list(each) == list(by_rank[0]) for each in by_rank):
+        return
     number = next(i for i in range(max(map(len, by_rank))) if len({tuple(each[i : i + 1]) for each in by_rank}) > 1)
     here = {rank: each[number] if number < len(each) else "nothing more" for rank, each in enumerate(by_rank)}
     raise MismatchError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring._runtime.group.handles import told_apart
-from multiring._runtime.named.signature_text import DEVICE, unsaid
+from multiring._runtime.named.signature_text import DEVICE, first_difference
 from multiring.errors import (
     CollectiveError,
     DisagreementError,
@@ -174,10 +174,9 @@ def _phrase_of(error: MultiringError) -> str:
     by_rank = {rank: dict(signature) for rank, signature in error.signatures.items()}
     if not all(by_rank.values()):
         return "Mismatched operations"
-    for term in dict.fromkeys(term for signature in by_rank.values() for term in signature):
-        said = {rank: signature.get(term, unsaid(term)) for rank, signature in by_rank.items()}
-        if len(set(said.values())) > 1:
-            operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
-            phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
-            return f"{phrase}: One rank differs from another: {told_apart(said)}" if speaks_horovod() else phrase
-    return "Mismatched operations"
+    term, said = first_difference(error.signatures)
+    if len(set(said.values())) < 2:
+        return "Mismatched operations"
+    operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
+    phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
+    return f"{phrase}: One rank differs from another: {told_apart(said)}" if speaks_horovod() else phrase

@@ -1,7 +1,8 @@
 """Handles: integers that stand for submitted operations, as in Horovod."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from multiring._frontend.submission_line import Submission
 from multiring._runtime import Group, Handle
 from multiring._runtime.named.handle import NamedHandle, Start
 from multiring._runtime.named.signature_text import DEVICE
-from multiring.errors import ArgumentError, MultiringError, Signature
+from multiring.errors import ArgumentError, DisagreementError, MultiringError, Signature
 
 
 class Unnamed(NamedTuple):
@@ -26,6 +27,16 @@ class Unnamed(NamedTuple):
     ending: str
 
 
+class Prefixed(NamedTuple):
+    """The name of an operation that has a prefix of its own in place of the operation's name."""
+
+    prefix: str
+    name: str
+
+
+CallName = str | Unnamed | Prefixed
+
+
 class Placed(NamedTuple):
     """The name of an operation whose tensors are on devices.
 
@@ -34,12 +45,12 @@ class Placed(NamedTuple):
     more: further terms on which they must agree.
     """
 
-    name: str | Unnamed
+    name: CallName
     devices: str
     more: Signature = ()
 
 
-Named = str | Unnamed | Placed
+Named = CallName | Placed
 Name = Named | None
 
 
@@ -98,6 +109,12 @@ class Pending:
         """Make the name usable again. The caller will not wait for the operation."""
         self._members.in_flight.discard(self._name)
 
+    def leave(self) -> None:
+        """Make the name usable again, for an operation that fails because an earlier one of its call has failed."""
+        self.forget()
+        if isinstance(self._handle, NamedHandle):
+            self._handle.is_report = True  # the next operation of this name waits for its end
+
     def repeat(self) -> "Repeat | None":
         """Return an object that starts the operation again; None if that is not possible."""
         handle = self._handle
@@ -144,13 +161,19 @@ def _as_it_is(result: Any) -> Any:
 
 
 class Several:
-    """Several operations that look like one operation to the caller."""
+    """Several operations that look like one operation to the caller.
 
-    __slots__ = ("_finish", "_parts")
+    `group` says which operations they are if they are the parts of a group.
+    """
 
-    def __init__(self, parts: Sequence[Submitted], finish: Callable[[list[Any]], Any]) -> None:
+    __slots__ = ("_finish", "_group", "_parts")
+
+    def __init__(
+        self, parts: Sequence[Submitted], finish: Callable[[list[Any]], Any], group: "PartsOfGroup | None" = None
+    ) -> None:
         self._parts = parts
         self._finish = finish
+        self._group = group
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once.
@@ -169,6 +192,13 @@ class Several:
         try:
             while left:
                 found.append(left.pop().wait())
+        except MultiringError as error:
+            if self._group is not None and not found:
+                self._group.fail_missing(error)
+                for part in left:
+                    if isinstance(part, Pending):
+                        part.leave()
+            raise
         finally:
             for part in left:
                 part.forget()
@@ -218,11 +248,8 @@ def submit(
     # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
     if name is None:
         name = Unnamed(members.next_number(), "")
-    if isinstance(name, Unnamed):
-        full_name = f"noname.{name.number}{name.ending}"
-        what = f"{operation}.{full_name}"
-    else:
-        what = full_name = f"{operation}.{name}"
+    full_name = full_name_of(name, operation)
+    what = f"{operation}.{full_name}" if isinstance(name, Unnamed) else full_name
     if not is_reserved:
         refuse_in_flight(members, full_name, what)
     members.in_flight.add(full_name)
@@ -237,6 +264,20 @@ def submit(
             raise internal(error, what) from error
         raise
     return Pending(members, full_name, what, handle, finish)
+
+
+def full_name_of(name: CallName, operation: str) -> str:
+    """Return the name by which a set knows an operation."""
+    if isinstance(name, Unnamed):
+        return f"noname.{name.number}{name.ending}"
+    return f"{name.prefix}.{name.name}" if isinstance(name, Prefixed) else f"{operation}.{name}"
+
+
+def with_ending(name: CallName, ending: str) -> CallName:
+    """Return `name` with another ending after it."""
+    if isinstance(name, Unnamed):
+        return name._replace(ending=name.ending + ending)
+    return name._replace(name=name.name + ending) if isinstance(name, Prefixed) else name + ending
 
 
 def submit_failure(members: Members, full_name: str, what: str) -> Any:
@@ -258,6 +299,65 @@ def submit_failure(members: Members, full_name: str, what: str) -> Any:
     if members.line.is_ahead():
         return members.line.put(lambda: members.named.submit(full_name, signature, start, is_report=True))
     return members.named.submit(full_name, signature, start, is_report=True)
+
+
+def fail_call(members: Members, name: CallName | None, operation: str, error: Exception) -> Any:
+    """Fail a call on the other ranks, which this rank cannot make because of `error`.
+
+    They would otherwise wait for it, and take this rank's next call for it. The result is that of `submit_failure`.
+    """
+    known = Unnamed(members.next_number(), "") if name is None else name
+    return submit_failure(members, full_name_of(known, operation), f"{operation} that failed: {error}")
+
+
+def fail_operations(members: Members, name: CallName, operation: str, endings: Iterable[str], error: Exception) -> None:
+    """Fail operations that other ranks submit and this rank does not, so that nobody waits for them.
+
+    Args:
+        members: the ranks of the set.
+        name: the name of the call's first operation.
+        operation: the operation of the call.
+        endings: what the names of the operations add to `name`.
+        error: the mismatch of the first operation.
+    """
+    for ending in endings:
+        with suppress(MultiringError):
+            told = f"{operation}{_AFTER_MISMATCH}{error}"
+            submit_failure(members, full_name_of(with_ending(name, ending), operation), told)
+
+
+def mismatch_before(error: Exception) -> str | None:
+    """Return the text of the mismatch for which another rank has failed this operation; None for another error."""
+    cause = error.__cause__
+    for signature in cause.signatures.values() if isinstance(cause, DisagreementError) else ():
+        _, separator, text = dict(signature).get(OPERATION, "").partition(_AFTER_MISMATCH)
+        if separator:
+            return text
+    return None
+
+
+_AFTER_MISMATCH = " that another rank does not have, after a mismatch: "
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOfGroup:
+    """The operations of one call with a group of tensors, as `parts_of` names them."""
+
+    members: Members
+    name: Named  # of the first operation
+    operation: str
+    count: int
+
+    def fail_missing(self, error: Exception) -> None:
+        """Fail the operations of other ranks that this rank's call does not have, if the first ones disagreed."""
+        cause = error.__cause__
+        if not isinstance(cause, DisagreementError):
+            return
+        name = self.name.name if isinstance(self.name, Placed) else self.name
+        told = {dict(signature).get(PART, "1 of 1") for signature in cause.signatures.values()}
+        counts = {int(count) for count in (part.rpartition(" ")[2] for part in told) if count.isdecimal()}
+        endings = [ending for count in sorted(counts - {self.count}) for ending in _endings(count)[1:]]
+        fail_operations(self.members, name, self.operation, endings, error)
 
 
 def refuse_in_flight(members: Members, full_name: str, what: str) -> None:
@@ -314,8 +414,16 @@ def parts_of(members: Members, name: Name, count: int) -> list[tuple[Named, Sign
     """
     if not count:
         raise ArgumentError("a group of no tensors: want at least one")
-    names = names_of(members, name, [f"_{part}of{count}" for part in range(1, count + 1)])
+    names = names_of(members, name, _endings(count))
     return [(each, ((PART, f"{part} of {count}"),)) for part, each in enumerate(names, 1)]
+
+
+def _endings(count: int) -> list[str]:
+    """Return the endings of the names of a group's operations.
+
+    The first one has none, so the first operations of all ranks meet, whatever their numbers of operations.
+    """
+    return ["", *(f"_{part}of{count}" for part in range(2, count + 1))]
 
 
 def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[Named]:
@@ -325,10 +433,8 @@ def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[N
     """
     if isinstance(name, Placed):
         return [Placed(each, name.devices) for each in names_of(members, name.name, endings)]  # type: ignore[arg-type] # of a name, names
-    if isinstance(name, Unnamed):
-        return [Unnamed(name.number, name.ending + ending) for ending in endings]
     if name is not None:
-        return [f"{name}{ending}" for ending in endings]
+        return [with_ending(name, ending) for ending in endings]
     number = members.next_number()
     # The first name has no ending. It is then matched with a single operation of another rank, which is a mismatch.
     return [Unnamed(number, ending if place else "") for place, ending in enumerate(endings)]

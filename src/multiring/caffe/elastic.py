@@ -35,6 +35,10 @@ class CaffeState(ValuesState):
     def _read(self) -> dict[str, Any]:
         return {name: blob.data.copy() for name, blob in parameters_of(self.solver.net)}
 
+    def _structure(self) -> list[str]:
+        parameters = parameters_of(self.solver.net)
+        return [*(f"{name}, of shape {tuple(blob.data.shape)}" for name, blob in parameters), *super()._structure()]
+
     def _write(self, values: dict[str, Any]) -> None:
         for name, blob in parameters_of(self.solver.net):
             blob.data[...] = values[name]

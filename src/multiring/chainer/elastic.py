@@ -14,6 +14,7 @@ from multiring._frontend.elastic.speed_shares import SpeedShares
 from multiring._frontend.elastic.state import ObjectState, State
 from multiring._frontend.elastic.values_state import ValuesState
 from multiring._frontend.object_collectives import broadcast_object
+from multiring.chainer.gradients import form_of
 
 __all__ = ["ChainerState", "ObjectState", "OwnValue", "Randomness", "RankChange", "SpeedShares", "State", "run"]
 
@@ -36,6 +37,11 @@ class ChainerState(ValuesState):
 
     def _kept(self) -> dict[str, Any]:
         return {"model": self.model} | ({} if self.optimizer is None else {"optimizer": self.optimizer})
+
+    def _structure(self) -> list[str]:
+        form = [f"model{name}, {kind} of {shape}" for name, shape, kind in form_of(self.model)]
+        # An optimizer has values of its own after its first step, which a new rank has not taken.
+        return [*form, f"optimizer {type(self.optimizer).__name__}", *super()._structure()]
 
     def _read(self) -> dict[str, Any]:
         found = {}

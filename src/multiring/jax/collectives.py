@@ -5,7 +5,8 @@ contains the description of the call as text, so a program from JAX's compilatio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -59,9 +60,9 @@ def allreduce(
             set.
         JaxRuntimeError: on every rank: the ranks disagree, or a rank is lost. `error_of` returns multiring's error.
     """
-    leaves, shape = jax.tree.flatten(tree)
+    leaves, paths, shape = _flattened(tree)
     call = reduction_call(leaves, op, wire=wire_of(compression), name=name, process_set=process_set)
-    return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
+    return _called(replace(call, paths=paths), leaves, shape)
 
 
 def reduction_call(
@@ -96,10 +97,10 @@ def broadcast(
     The gradient is the average of all ranks' gradients on the root, and zero on other ranks, as in Horovod. See
     `allreduce` for the other arguments and the errors.
     """
-    leaves, shape = jax.tree.flatten(tree)
+    leaves, paths, shape = _flattened(tree)
     known = _known(BROADCAST, name, process_set)
     world_rank_in(known.members, root_rank)  # fails before the call starts if the root is not in the set
-    return jax.tree.unflatten(shape, bind(known.named("", root=root_rank), leaves)) if leaves else tree
+    return _called(replace(known.named("", root=root_rank), paths=paths), leaves, shape)
 
 
 def allgather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
@@ -181,14 +182,54 @@ def _dtype_of(leaf: Any) -> str:
 
 
 def _by_rows(collective: int, tree: Any, name: str | None, process_set: Ranks, op: str = "") -> Any:
-    leaves, shape = jax.tree.flatten(tree)
+    leaves, paths, shape = _flattened(tree)
     known = _known(collective, name, process_set)
     ranks = known.members.size
     for leaf in leaves:
         rows = np.shape(leaf)[:1]
         if not rows or (collective != ALL_GATHER and rows[0] % ranks):
+            _fail_on_all_ranks(replace(known.named(op), paths=paths), leaves)
             raise ArgumentError(
                 f"{_NAMES[collective]} of an array of shape {np.shape(leaf)}: want a first dimension"
                 + ("" if collective == ALL_GATHER else f" that is a multiple of {ranks}, the number of ranks")
             )
-    return jax.tree.unflatten(shape, bind(known.named(op), leaves)) if leaves else tree
+    return _called(replace(known.named(op), paths=paths), leaves, shape)
+
+
+def _fail_on_all_ranks(call: CustomCall, leaves: Sequence[Any]) -> None:
+    """Make a call of arrays of these shapes that fails, because other ranks with other shapes wait in theirs."""
+    if members_of(sets[call.process_set]).size == 1:
+        return
+    arrays = [np.zeros(np.shape(leaf) or (0,), _dtype_of(leaf)) for leaf in leaves]
+    with suppress(jax.errors.JaxRuntimeError), jax.ensure_compile_time_eval():  # the caller raises its own error
+        jax.block_until_ready(bind(call, arrays))
+
+
+_NOTHING = "(a tree without arrays)"  # the path in place of an empty tree's
+
+
+def _flattened(tree: Any) -> tuple[list[Any], tuple[str, ...], Any]:
+    """Return the arrays of a tree, their paths for `CallSignature`, and the tree's structure."""
+    named, shape = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [leaf for _, leaf in named]
+    if not leaves:
+        return leaves, (_NOTHING,), shape
+    is_array = named[0][0] == ()
+    return leaves, () if is_array else paths_of([jax.tree_util.keystr(path) for path, _ in named], leaves), shape
+
+
+def paths_of(names: Sequence[str], leaves: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of a tree's arrays, with their types, for `CallSignature`."""
+    return tuple(f"{name}, {_dtype_of(leaf)}" for name, leaf in zip(names, leaves, strict=True))
+
+
+def _called(call: CustomCall, leaves: Sequence[Any], shape: Any) -> Any:
+    """Make the call, and return the results as a tree.
+
+    A call without arrays meets the other ranks, too, because their trees may have arrays.
+    """
+    if not leaves and members_of(sets[call.process_set]).size > 1:
+        (found,) = bind(call, [np.zeros(0, np.uint8)])
+        if not isinstance(found, jax.core.Tracer):
+            jax.block_until_ready(found)  # the caller gets no array that could raise the error
+    return jax.tree.unflatten(shape, bind(call, leaves) if leaves else [])

@@ -30,6 +30,7 @@ class Watching:
     names: the names of the parameters.
     remedy: a text that says how to give all ranks the same parameters.
     sees: whether the ranks compare their local gradients.
+    paths: the paths of the gradients, which the ranks compare in every step; see `CallSignature`.
     """
 
     key: Hashable
@@ -37,6 +38,7 @@ class Watching:
     names: Sequence[str]
     remedy: str
     sees: bool
+    paths: tuple[str, ...] = ()
 
 
 def reduced(
@@ -60,7 +62,7 @@ def reduced(
     """
     if not gradients:
         return list(gradients)
-    call = reduction_call(gradients, op, wire=wire, process_set=process_set)
+    call = replace(reduction_call(gradients, op, wire=wire, process_set=process_set), paths=watching.paths)
     kind = jax.numpy.asarray(gradients[0]).dtype
     number = watch(watching.key, lambda: Watched(what=watching.what, sees=watching.sees, flagged=kind.name))
     members = members_of(sets[call.process_set])

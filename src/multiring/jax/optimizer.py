@@ -10,6 +10,7 @@ from multiring._frontend.former_arguments import former_arguments
 from multiring._frontend.process_sets import global_process_set
 from multiring._frontend.reduce_ops import Average
 from multiring.jax.call import Ranks
+from multiring.jax.collectives import paths_of
 from multiring.jax.first_steps import Watching, reduced
 
 
@@ -56,7 +57,8 @@ def distribute(
             values = None  # the structures differ; leave the error to the transformation
         key = (owner, shape, *((np.shape(each), str(jax.numpy.result_type(each))) for each in leaves))
         names = [jax.tree_util.keystr(path) for path, _ in named]
-        watching = Watching(key, "distribute", names, "parameters = broadcast(parameters) does", sees=True)
+        remedy, paths = "parameters = broadcast(parameters) does", paths_of(names, leaves)
+        watching = Watching(key, "distribute", names, remedy, sees=True, paths=paths if names != [""] else ())
         shared = reduced(leaves, values, watching, op=op, wire=wire, process_set=process_set)
         return transformation.update(jax.tree.unflatten(shape, shared), state, params, **more)
 

@@ -178,11 +178,10 @@ def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Cust
         )
     found = collective.bind(*primals, call=call, keeps=keeps)
     smooth = [number for number, each in enumerate(primals) if jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)]
-    moved = iter(
-        collective.bind(
-            *(ad.instantiate_zeros(tangents[number]) for number in smooth), call=_again(call, _TANGENT), keeps=keeps
-        )
-    )
+    paths = tuple(call.paths[number] for number in smooth if number < len(call.paths))
+    again = _again(call, _TANGENT, paths=paths)
+    inputs = [ad.instantiate_zeros(tangents[number]) for number in smooth]
+    moved = iter(collective.bind(*inputs, call=again, keeps=keeps))
     return found, [
         next(moved) if number in smooth else ad.Zero(jax.typeof(each).to_tangent_aval())
         for number, each in enumerate(found)

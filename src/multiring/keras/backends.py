@@ -14,6 +14,7 @@ from multiring._frontend.keras_steps import current_step
 from multiring._frontend.lifecycle import is_initialized
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.requests.first_steps import comparison_of, watched_variables
+from multiring._frontend.variable_names import names_of_variables
 from multiring.errors import UnsupportedError
 
 REMEDY = "callbacks.BroadcastGlobalVariablesCallback(0) or keras.distribute do"
@@ -113,12 +114,15 @@ class JaxReduction(GradientReduction):
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return the gradients combined over the ranks."""
-        from multiring.jax.first_steps import Watching, reduced  # noqa: PLC0415 -- an optional framework
+        from multiring.jax.collectives import paths_of  # noqa: PLC0415 -- an optional framework
+        from multiring.jax.first_steps import Watching, reduced  # noqa: PLC0415
 
         factor = self.predivide_factor
         divided = gradients if factor == 1.0 else [each / factor for each in gradients]
         looks = sees and current_step() is None
-        watching = Watching((self._owner, name), self.name, [each.path for each in variables], REMEDY, sees=looks)
+        paths = paths_of(names_of_variables(variables), gradients)
+        names = [each.path for each in variables]
+        watching = Watching((self._owner, name), self.name, names, REMEDY, sees=looks, paths=paths)
         values = [each.value for each in variables]
         found = reduced(divided, values, watching, op=self.op, wire=self.compression, process_set=self.process_set)
         return found if factor == 1.0 else [each * factor for each in found]

@@ -10,12 +10,15 @@ from keras.src.utils import python_utils
 
 from multiring._frontend import array_collectives, array_rows
 from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.errors import internal_errors
 from multiring._frontend.evaluation import gathered
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring._frontend.reduce_ops import LINEAR, Average, combination
 from multiring._frontend.requests.interrupts import has_cancelled
-from multiring.errors import ArgumentError, UnsupportedError
+from multiring._frontend.variable_names import names_of_variables
+from multiring.errors import UnsupportedError
 
 
 def allreduce(
@@ -152,20 +155,23 @@ def broadcast_variables(
         process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: the root's variables have other shapes than this rank's.
+        ArgumentError: `root_rank` is not in the set.
+        MismatchError: on every rank: the ranks' variables differ in names, shapes or types, or `root_rank` differs. The
+            numbers that Keras appends to the names of layers do not count.
     """
-    own = [(variable.name, tuple(variable.shape)) for variable in variables]
-    is_root = members_of(process_set).group.ranks[members_of(process_set).rank] == root_rank
+    members = members_of(process_set)
+    with internal_errors("broadcast_variables"):
+        with reporting_errors(members.group, "broadcast_variables"):
+            root = world_rank_in(members, root_rank)
+        names = names_of_variables(variables)
+        lines = [
+            f"{name}, {variable.dtype} of shape {tuple(variable.shape)}"
+            for name, variable in zip(names, variables, strict=True)
+        ]
+        require_alike(members.group, "broadcast_variables", [f"root_rank={root_rank}", *lines])
+    is_root = members.rank == root
     values = [keras.ops.convert_to_numpy(variable.value) for variable in variables] if is_root else None
-    shapes, values = broadcast_object((own, values), root_rank, "broadcast_variables", process_set)
-    if [shape for _, shape in own] != [shape for _, shape in shapes]:
-        pairs = zip(own, shapes, strict=False)
-        place = next((place for place, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(shapes))
-        raise ArgumentError(
-            f"broadcast_variables: rank {root_rank} has {len(shapes)} variables, and variable {place} is "
-            f"{shapes[place] if place < len(shapes) else 'none'}; this rank has {len(own)} variables, and variable "
-            f"{place} is {own[place] if place < len(own) else 'none'}: want the same model and optimizer on all ranks"
-        )
+    values = broadcast_object(values, root_rank, "broadcast_variables", process_set)
     if not is_root:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
+from multiring._frontend.handles import fail_call
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
 from multiring._frontend.requests.text import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     BROADCAST,
-    NO_WIRE,
     REDUCE_SCATTER,
-    call_text,
+    CallSignature,
 )
+from multiring._frontend.signatures import ALLTOALL as _ALLTOALL
+from multiring._frontend.variable_names import names_of_variables
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.tensorflow.asking import now, ranks_now
+from multiring.tensorflow.calls import by_type, call_of, parsed_call, places_of
 from multiring.tensorflow.compression import Compression, compressor_of
 from multiring.tensorflow.library import load_op_library
 from multiring.tensorflow.naming import Naming, named
@@ -118,7 +121,7 @@ def reduced_gradients(
     process_set: ProcessSet,
     ignore_name_scope: bool,
     name: str | None,
-    number_of: "NumberOf | None" = None,
+    variables: "GradientVariables | None" = None,
 ) -> list[Any]:
     """Combine `tensors` over the ranks as `grouped_allreduce` does.
 
@@ -130,11 +133,11 @@ def reduced_gradients(
         process_set: as in `grouped_allreduce`.
         ignore_name_scope: as in `grouped_allreduce`.
         name: as in `grouped_allreduce`.
-        number_of: takes positions of tensors, and returns the number of the reduction of these tensors. The ranks
-            compare the first steps of a reduction unless its number is 0.
+        variables: the variables of which `tensors` are gradients. By default the ranks compare places in the group.
     """
     if not tensors:
         return []
+    names, number_of = variables or GradientVariables(places_of(tensors), lambda _: 0)
     device_dense, device_sparse = devices
     naming = named("grouped_allreduce", name, ignore_name_scope)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
@@ -143,8 +146,10 @@ def reduced_gradients(
         _require_linear(how)  # check this before any collective starts
     if dense:
         with tf.device(device_dense):
-            numbers = None if number_of is None else lambda places: number_of([dense[place] for place in places])
-            reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set, numbers)
+            known = GradientVariables(
+                [names[place] for place in dense], lambda places: number_of([dense[place] for place in places])
+            )
+            reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set, known)
         found = dict(zip(dense, reduced, strict=True))
     for place, tensor in enumerate(tensors):
         if place not in found:
@@ -176,7 +181,7 @@ def grouped_allgather(
 
     Every rank must pass the same number of tensors.
     """
-    return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set)
+    return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set, places_of(tensors))
 
 
 def broadcast(
@@ -199,8 +204,19 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Assign the values of rank `root_rank` to `variables`, and return the variables."""
-    values = _broadcast(variables, root_rank, named("broadcast_", name, ignores_scope=False), process_set)
+    """Assign the values of rank `root_rank` to `variables`, and return the variables.
+
+    The ranks compare the names of the variables, but for the numbers that each process appends to them.
+    """
+    return broadcast_named(variables, names_of_variables(variables), root_rank, name, process_set)
+
+
+def broadcast_named(
+    variables: Sequence[Any], names: Sequence[str], root_rank: int, name: str | None, process_set: ProcessSet
+) -> list[Any]:
+    """Do as `broadcast_`; the ranks compare `names`, one for each variable."""
+    naming = named("broadcast_", name, ignores_scope=False)
+    values = _broadcast(variables, root_rank, naming, process_set, names)
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
@@ -233,11 +249,16 @@ def alltoall(
         given = None
         if tensor.shape.rank != 0:
             given = tf.fill([ranks], tf.shape(tensor, tf.int64)[0] // tf.cast(ranks, tf.int64))
-        _check_multiple(tensor, members.size)
+        try:
+            _check_multiple(tensor, members.size)
+        except _RowsError as error:
+            if tf.executing_eagerly():  # a graph is only being made
+                fail_call(members, name, _ALLTOALL, error)
+            raise
     else:
         given = tf.cast(splits, tf.int64)
     naming = named("alltoall", name, ignore_name_scope)
-    call = _call(ALL_TO_ALL, process_set, naming("", tensor))
+    call = call_of(ALL_TO_ALL, process_set, naming(tensor))
     none = tf.zeros([ranks], tf.int64)
     received, rows = load_op_library().multiring_exchange(
         values=tensor, splits=none if given is None else given, call=call
@@ -285,47 +306,22 @@ def grouped_reducescatter(
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
         naming = named("grouped_reducescatter", None, ignores_scope=False)
-        return _scattered(tensors, how, compression, naming, process_set)
+        return _scattered(tensors, how, compression, naming, process_set, places_of(tensors))
 
 
-NumberOf = Callable[[Sequence[int]], int]  # positions of tensors -> the number of their reduction
+class GradientVariables(NamedTuple):
+    """What is known of the variables of gradients.
+
+    names: the names of the variables, which the ranks compare.
+    number_of: takes positions of gradients, and returns the number of the reduction of these gradients. The ranks
+        compare the first steps of a reduction unless its number is 0.
+    """
+
+    names: Sequence[str]
+    number_of: Callable[[Sequence[int]], int]
 
 
 # ---- the operations ----
-
-
-def _call(collective: int, process_set: ProcessSet, name: str, how: Combination | None = None, *, root: int = 0) -> str:
-    """Return the text of the operation's attribute `call`."""
-    op, prescale, postscale, wire = how or Combination(Sum, 1.0, 1.0, None)
-    number = process_set.process_set_id or 0
-    return call_text(collective, op, number, name, root=root, factors=(prescale, postscale), wire=wire)
-
-
-class _Parsed(NamedTuple):
-    collective: int
-    root: int
-    how: Combination
-    process_set: ProcessSet
-
-
-def _parsed(operation: Any) -> _Parsed:
-    words = operation.get_attr("call").decode().split(" ", 7)
-    collective, op, root, number = map(int, words[:4])
-    wire = None if words[6] == NO_WIRE else words[6]
-    how = Combination(op, float(words[4]), float(words[5]), wire)
-    return _Parsed(collective, root, how, numbered_set(number))
-
-
-def _by_type(tensors: Sequence[Any], run: Callable[[list[Any], str], Sequence[Any]]) -> list[Any]:
-    """Call `run` once for the tensors of each type, with a suffix for the name, and return all results in order."""
-    places: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
-    found: dict[int, Any] = {}
-    for part, those in enumerate(places.values(), 1):
-        results = run([tensors[place] for place in those], f"_{part}of{len(places)}" if len(places) > 1 else "")
-        found |= zip(those, results, strict=True)
-    return [found[place] for place in range(len(tensors))]
 
 
 def _reduced(
@@ -334,7 +330,7 @@ def _reduced(
     compression: Any,
     naming: Naming,
     process_set: ProcessSet,
-    number_of: NumberOf | None = None,
+    variables: GradientVariables | None = None,
 ) -> list[Any]:
     members_of(process_set)
     compression = compressor_of(compression)
@@ -342,18 +338,18 @@ def _reduced(
     direct = _direct(how, compression, values)
     if direct is None:
         pairs = [compression.compress(value) for value in values]
-        found = _reduced([value for value, _ in pairs], how, Compression.none, naming, process_set, number_of)
+        found = _reduced([value for value, _ in pairs], how, Compression.none, naming, process_set, variables)
         return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
 
     places = {id(each): place for place, each in enumerate(values)}
 
-    def run(alike: list[Any], part: str) -> Sequence[Any]:
-        number = 0 if number_of is None else number_of([places[id(each)] for each in alike])
-        call = _call(ALL_REDUCE, process_set, naming(part, alike[0]), direct, root=number)
+    def run(alike: list[Any], name: str, signature: CallSignature | None) -> Sequence[Any]:
+        number = 0 if variables is None else variables.number_of([places[id(each)] for each in alike])
+        call = call_of(ALL_REDUCE, process_set, name, direct, root=number, signature=signature)
         results: Sequence[Any] = load_op_library().multiring_whole(values=alike, call=call)
         return results
 
-    return _by_type(values, run)
+    return by_type(values, naming, run, () if variables is None else variables.names)
 
 
 def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combination | None:
@@ -405,18 +401,20 @@ def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
-def _gathered(tensors: Sequence[Any], naming: Naming, process_set: ProcessSet) -> list[Any]:
+def _gathered(tensors: Sequence[Any], naming: Naming, process_set: ProcessSet, names: Sequence[str] = ()) -> list[Any]:
     members_of(process_set)
 
-    def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(ALL_GATHER, process_set, naming(part, alike[0]))
+    def run(alike: list[Any], name: str, signature: CallSignature | None) -> Sequence[Any]:
+        call = call_of(ALL_GATHER, process_set, name, signature=signature)
         results: Sequence[Any] = load_op_library().multiring_rows(values=alike, call=call).results
         return results
 
-    return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
+    return by_type([tf.convert_to_tensor(tensor) for tensor in tensors], naming, run, names)
 
 
-def _broadcast(tensors: Sequence[Any], root: int, naming: Naming, process_set: ProcessSet) -> list[Any]:
+def _broadcast(
+    tensors: Sequence[Any], root: int, naming: Naming, process_set: ProcessSet, names: Sequence[str] = ()
+) -> list[Any]:
     members = members_of(process_set)
     if root not in members.group.ranks:
         raise ArgumentError(
@@ -424,27 +422,32 @@ def _broadcast(tensors: Sequence[Any], root: int, naming: Naming, process_set: P
             "the whole job"
         )
 
-    def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(BROADCAST, process_set, naming(part, alike[0]), root=root)
+    def run(alike: list[Any], name: str, signature: CallSignature | None) -> Sequence[Any]:
+        call = call_of(BROADCAST, process_set, name, root=root, signature=signature)
         results: Sequence[Any] = load_op_library().multiring_whole(values=alike, call=call)
         return results
 
-    return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
+    return by_type([tf.convert_to_tensor(tensor) for tensor in tensors], naming, run, names)
 
 
 def _scattered(
-    tensors: Sequence[Any], how: Combination, compression: Any, naming: Naming, process_set: ProcessSet
+    tensors: Sequence[Any],
+    how: Combination,
+    compression: Any,
+    naming: Naming,
+    process_set: ProcessSet,
+    names: Sequence[str] = (),
 ) -> list[Any]:
     members_of(process_set)
     compression = compressor_of(compression)
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
 
-    def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(REDUCE_SCATTER, process_set, naming(part, alike[0]), how)
+    def run(alike: list[Any], name: str, signature: CallSignature | None) -> Sequence[Any]:
+        call = call_of(REDUCE_SCATTER, process_set, name, how, signature=signature)
         results: Sequence[Any] = load_op_library().multiring_scatter(values=alike, call=call)
         return results
 
-    found = _by_type([value for value, _ in pairs], run)
+    found = by_type([value for value, _ in pairs], naming, run, names)
     return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
 
 
@@ -465,7 +468,7 @@ def _gradient_of(operation: str) -> Callable[[_Gradient], _Gradient]:
 
 @_gradient_of("MultiringWhole")
 def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
-    call = _parsed(operation)
+    call = parsed_call(operation)
     naming = named("gradient", None, ignores_scope=False)
     if call.collective == BROADCAST:
         average = Combination(Average, 1.0, 1.0, None)
@@ -488,7 +491,7 @@ def _world_rank(process_set: ProcessSet) -> int:
 
 @_gradient_of("MultiringRows")
 def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
-    call = _parsed(operation)
+    call = parsed_call(operation)
     own = now(lambda: members_of(call.process_set).rank)
     count = len(operation.inputs)
     average = Combination(Average, 1.0, 1.0, None)
@@ -503,7 +506,7 @@ def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
 
 @_gradient_of("MultiringScatter")
 def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
-    call = _parsed(operation)
+    call = parsed_call(operation)
     ranks = ranks_now(call.process_set) if call.how.op == Sum else 1
     factor = tf.cast(ranks, tf.float64) * call.how.prescale * call.how.postscale
     scaled = [tf.cast(factor, each.dtype) * each for each in gradients]
@@ -512,12 +515,12 @@ def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
 
 @_gradient_of("MultiringExchange")
 def _exchange_gradient(operation: Any, gradient: Any, _rows: Any) -> Sequence[Any]:
-    call = _parsed(operation)
+    call = parsed_call(operation)
     naming = named("gradient", None, ignores_scope=False)
     back, _ = load_op_library().multiring_exchange(
         values=gradient,
         splits=operation.outputs[1],
-        call=_call(ALL_TO_ALL, call.process_set, naming("", gradient)),
+        call=call_of(ALL_TO_ALL, call.process_set, naming(gradient)),
     )
     shape = tf.shape(operation.inputs[0])
     unsent = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)

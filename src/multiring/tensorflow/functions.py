@@ -8,8 +8,9 @@ import tensorflow as tf
 from multiring._frontend import object_collectives
 from multiring._frontend.lifecycle import local_rank, local_size, rank
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
+from multiring._frontend.variable_names import names_of_variables
 from multiring.tensorflow.asking import asked
-from multiring.tensorflow.collectives import broadcast_
+from multiring.tensorflow.collectives import broadcast_named
 
 
 def broadcast_variables(
@@ -20,19 +21,23 @@ def broadcast_variables(
     There is one collective for each type.
 
     Args:
-        variables: variables of TensorFlow or Keras, the same on all ranks, in the same order.
+        variables: variables of TensorFlow or Keras, the same on all ranks, in the same order. The ranks compare their
+            names, without the numbers by which a process tells layers of one kind apart.
         root_rank: the rank's number in the whole job.
         process_set: by default, all ranks.
         inplace: not used, because values are always assigned.
 
     Returns:
         In a graph of TensorFlow 1, the operation that sets the variables; otherwise None.
+
+    Raises:
+        tf.errors.OpError: on every rank: the ranks' variables differ in names, shapes or types, or a rank is lost.
     """
     del inplace
     found = [getattr(variable, "value", variable) if _is_keras(variable) else variable for variable in variables]
     if not found:
         return None
-    assigned = broadcast_(found, root_rank, process_set=process_set)
+    assigned = broadcast_named(found, names_of_variables(variables), root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 

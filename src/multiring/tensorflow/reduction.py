@@ -10,8 +10,9 @@ from multiring._frontend.gradient_reduction import GradientReduction, largest_of
 from multiring._frontend.keras_steps import current_step
 from multiring._frontend.reduce_ops import combination
 from multiring._frontend.requests.first_steps import watched_variables
+from multiring._frontend.variable_names import names_of_variables
 from multiring.tensorflow.asking import ranks_now
-from multiring.tensorflow.collectives import reduced_gradients
+from multiring.tensorflow.collectives import GradientVariables, reduced_gradients
 from multiring.tensorflow.compression import Compression
 
 
@@ -55,7 +56,7 @@ class TensorReduction(GradientReduction):
                 process_set=self.process_set,
                 ignore_name_scope=self.has_generic_names,
                 name=name if self.has_generic_names else None,
-                number_of=number_of,
+                variables=GradientVariables(names_of_variables(variables), number_of),
             )
 
     def ranks_now(self) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, TypeVar
 
+from multiring._frontend.consistency_check import refuse_difference
 from multiring._frontend.elastic.own import OwnAttribute, OwnPart, OwnValue, Randomness
 from multiring._frontend.elastic.own_states import OwnStates
 from multiring._frontend.elastic.speed_shares import SpeedShares
@@ -165,22 +166,27 @@ class State:
         """Return whether any rank wants to synchronise, for example a new rank, and choose `sync_root`.
 
         All ranks get the same result.
+
+        Raises:
+            MismatchError: on every rank: the ranks' states have different parts.
         """
         if self._gather_object is None:
             return wanted
-        told = self._gather_object((wanted, self._commits, self._own.kept() if self._own else None))
-        decided = self._own.decide([kept for _, _, kept in told], self._rank()) if self._own else None
+        own = (wanted, self._commits, self._own.kept() if self._own else None, self._structure())
+        told = self._gather_object(own)
+        refuse_difference(f"elastic.{type(self).__name__}", [structure for *_, structure in told])
+        decided = self._own.decide([kept for _, _, kept, _ in told], self._rank()) if self._own else None
         if decided is not None:
             self._sync_root, is_changed = decided
-            if is_changed or any(wants for wants, _, _ in told):
+            if is_changed or any(wants for wants, *_ in told):
                 return True
             self._own.stay()
             return False
         # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give. If a
         # rank was lost during a commit, some ranks have it already.
-        commits = [each for _, each, _ in told]
+        commits = [each for _, each, *_ in told]
         self._sync_root = commits.index(max(commits))
-        return any(wants for wants, _, _ in told)
+        return any(wants for wants, *_ in told)
 
     def synchronize(self) -> None:
         """Call `sync`, and give each rank its own parts of the commit to which the ranks go back; see `must_sync`."""
@@ -202,6 +208,10 @@ class State:
 
     def _meet(self) -> None:
         """Exchange what the ranks decide on at commits."""
+
+    def _structure(self) -> list[str]:
+        """Return descriptions of the state's parts, which are the same on all ranks."""
+        return []
 
     def _own_parts(self) -> Mapping[str, OwnPart]:
         """Return the parts of the state of which each rank has its own, by name."""
@@ -304,6 +314,10 @@ class ObjectState(State):
         for value in self._attributes().values():
             if isinstance(value, SpeedShares) and self._gather_object is not None:
                 value.meet(self._gather_object)
+
+    def _structure(self) -> list[str]:
+        own = [f"attribute {name!r}, which each rank has for itself" for name in sorted(self._parts)]
+        return [*(f"attribute {name!r}" for name in sorted(self._saved_state)), *own]
 
     def _own_parts(self) -> Mapping[str, OwnPart]:
         return self._parts

@@ -1,17 +1,36 @@
-"""Requests in which this rank cannot take part. They fail on all ranks.
+"""Requests in which this rank cannot take part, or which it never makes. They fail on all ranks.
 
 Otherwise the other ranks would wait, and take this rank's next operation of the same name for the one that failed.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from multiring._frontend.handles import submit_failure
+from multiring._frontend.errors import MismatchInternalError
+from multiring._frontend.handles import (
+    CallName,
+    fail_call,
+    fail_operations,
+    mismatch_before,
+)
 from multiring._frontend.process_sets import Members
-from multiring._frontend.requests.wanted import COLLECTIVES, Wanted
-from multiring._frontend.signatures import ALLREDUCE, GROUPED_ALLREDUCE
+from multiring._frontend.requests.text import known_ending, numbered
+from multiring._frontend.requests.wanted import COLLECTIVES, Wanted, name_for
+from multiring._frontend.signatures import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    DATA_TYPE,
+    GROUPED_ALLREDUCE,
+    OPERATION,
+    REDUCESCATTER,
+)
 from multiring._native import Request
-from multiring.errors import ArgumentError, MultiringError
+from multiring._runtime.named.signature_text import STRUCTURE, paths_in
+from multiring.errors import ArgumentError, DisagreementError, MultiringError
+
+BY_ROWS = {ALLGATHER, ALLTOALL, REDUCESCATTER}  # each array of such a call has its own operation
 
 Finish = Callable[[Request], None]
 """Waits for an operation, and stores its results."""
@@ -24,17 +43,16 @@ class FailedOperation:
         operation = COLLECTIVES[wanted.root]
         is_grouped = operation == ALLREDUCE and len(wanted.shapes) > 1
         self._operation = GROUPED_ALLREDUCE if is_grouped else operation
-        self._members, self._name = members, wanted.name
+        self._members, self._name = members, name_for(wanted.sent_name, operation)
         self._error = ArgumentError(wanted.wire or "")
 
     def submit(self, request: Request) -> Finish:  # noqa: ARG002 -- part of the interface
         return declined(self._members, self._name, self._operation, self._error)
 
 
-def declined(members: Members, name: str | None, operation: str, error: Exception) -> Finish:
+def declined(members: Members, name: CallName | None, operation: str, error: Exception) -> Finish:
     """Make an operation fail on all ranks, because of `error` on this one; return a function that raises `error`."""
-    full_name = f"noname.{members.next_number()}" if name is None else f"{operation}.{name}"
-    pending = submit_failure(members, full_name, f"{operation} that failed: {error}")
+    pending = fail_call(members, name, operation, error)
 
     def finish(_: Request) -> None:
         with suppress(MultiringError):
@@ -42,3 +60,51 @@ def declined(members: Members, name: str | None, operation: str, error: Exceptio
         raise error
 
     return finish
+
+
+def endings_of(operation: str, paths: Sequence[str]) -> list[str]:
+    """Return the endings of the names of a call's operations; the first one is "".
+
+    Args:
+        operation: the call's operation.
+        paths: the paths and types of its arrays; see `CallSignature`. Empty for one array that is in no tree.
+    """
+    found = []
+    types = Counter(path.rpartition(", ")[2] for path in paths) or {"": 1}
+    for number, arrays in enumerate(types.values(), 1):
+        of_type, operations = numbered(number, len(types)), arrays if operation in BY_ROWS else 1
+        found += [known_ending(of_type + numbered(part, operations)) for part in range(1, operations + 1)]
+    return found
+
+
+def fail_missing(members: Members, name: CallName, wanted: Wanted, error: Exception) -> None:
+    """Fail the operations of the other ranks' calls that this rank's call does not have.
+
+    A call may consist of several operations, and their number depends on its arrays. If the ranks' calls differ, the
+    first operations of all ranks meet and fail. The ranks with fewer operations then fail the rest, for which the other
+    ranks would wait.
+
+    Args:
+        members: the ranks.
+        name: the name of the first operation of the call.
+        wanted: the first operation.
+        error: the error of the first operation. Nothing happens unless the ranks disagreed.
+    """
+    cause, operation = error.__cause__, wanted.collective
+    if not isinstance(cause, DisagreementError):
+        return
+    endings: dict[int, list[str]] = {}
+    for rank, signature in cause.signatures.items():
+        told = dict(signature)
+        paths = paths_in(told.get(STRUCTURE)) or ()
+        if wanted.sent_name is None:  # each type of an unnamed call has its own number, and the first failure ends it
+            paths = tuple(path for path in paths if path.endswith(f", {told.get(DATA_TYPE)}"))
+        endings[rank] = endings_of(told.get(OPERATION, ""), paths)
+    missing = set().union(*endings.values()).difference(endings.get(members.rank, ()))
+    fail_operations(members, name, operation, sorted(missing), error)
+
+
+def first_mismatch(error: Exception) -> Exception:
+    """Return the mismatch of the call's first operation, if `error` reports that another rank had it; else `error`."""
+    text = mismatch_before(error)
+    return error if text is None else MismatchInternalError(text)

@@ -13,14 +13,20 @@ from numpy.typing import NDArray
 from multiring._frontend.adasum_reduction import start_adasum
 from multiring._frontend.dtype_conversion import DtypeConversion, converted, converted_back, dtype_conversion
 from multiring._frontend.errors import RefusedInternalError
-from multiring._frontend.handles import Name, Repeat, submit
+from multiring._frontend.handles import Name, Pending, Repeat, submit
 from multiring._frontend.process_sets import Members, world_rank_in
 from multiring._frontend.reduce_ops import LINEAR, Adasum, name_of
-from multiring._frontend.requests.declining import FailedOperation, Finish, declined
+from multiring._frontend.requests.declining import (
+    BY_ROWS,
+    FailedOperation,
+    Finish,
+    declined,
+    fail_missing,
+    first_mismatch,
+)
 from multiring._frontend.requests.first_steps import FirstStepsComparison, comparison_of
 from multiring._frontend.requests.wanted import Wanted, wanted_of, whole_signature, wire_of
 from multiring._frontend.signatures import (
-    ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
     BARRIER,
@@ -36,7 +42,7 @@ from multiring._frontend.signatures import (
 from multiring._native import Request
 from multiring._runtime import Group, Handle
 from multiring._runtime.arrays import Buffer, numpy_dtype
-from multiring.errors import ArgumentError, Signature
+from multiring.errors import ArgumentError, MultiringError, Signature
 
 _MOST_KEPT = 512  # the largest number of prepared calls
 
@@ -66,9 +72,6 @@ class Execution:
         return known.submit(request)
 
 
-_BY_ROWS = {ALLGATHER, ALLTOALL, REDUCESCATTER}
-
-
 class _Memory(NamedTuple):
     """A buffer that holds the arrays of a request back to back, and the operation on it, for repetition."""
 
@@ -82,7 +85,7 @@ class _Whole:
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
         self._wanted = wanted
-        self._signature = whole_signature(wanted)
+        self._name, self._signature = wanted.name, whole_signature(wanted)
         self._counts = [math.prod(shape) for shape in wanted.shapes]
         self._conversion = DtypeConversion(wanted.dtype, "sum", is_complex=False, is_plain=True)
         self._refusal: Exception | None = None
@@ -114,7 +117,7 @@ class _Whole:
         """Submit a request of one of the first steps, and compare the ranks before the request ends."""
         wanted = self._wanted
         arrays = [_view(request.input(part), shape, wanted.kind) for part, shape in enumerate(wanted.shapes)]
-        compare = comparison.begin(wanted.name, arrays)
+        compare = comparison.begin(wanted.sent_name, arrays)
         plain = self._submit(request)
         if comparison.is_over:
             self._comparison = None
@@ -128,7 +131,6 @@ class _Whole:
         return finish
 
     def _submit(self, request: Request) -> Finish:
-        wanted = self._wanted
         if self._is_direct:
             return self._submit_direct(request)
         try:
@@ -138,17 +140,17 @@ class _Whole:
             request.pack(packed.ctypes.data)
             sent = packed if self._is_plain else self._converted(packed)
         except (ArgumentError, MemoryError) as error:
-            return declined(self._members, wanted.name, self._signature[0][1], error)
+            return declined(self._members, self._name, self._signature[0][1], error)
         again = repeat.start() if repeat is not None else None
         if again is not None:
             pending = again
         else:
             start, at_once = self._starting(sent)
-            pending = submit(self._members, wanted.name, self._signature, start, _as_it_is, at_once)
-            repeat = pending.repeat() if self._is_plain and wanted.name is not None else None
+            pending = submit(self._members, self._name, self._signature, start, _as_it_is, at_once)
+            repeat = pending.repeat() if self._is_plain and self._name is not None else None
 
         def finish(asking: Request) -> None:
-            pending.wait()
+            self._wait(pending)
             found = packed if self._is_plain else self._converted_back(sent)  # kept alive while it is copied
             asking.unpack(found.ctypes.data)
             with self._lock:
@@ -160,7 +162,7 @@ class _Whole:
         def start(group: Group, label: str) -> Handle:
             return group.barrier_async(label=label)
 
-        pending = submit(self._members, self._wanted.name, self._signature, start, _as_it_is)
+        pending = submit(self._members, self._name, self._signature, start, _as_it_is)
 
         def finish(_: Request) -> None:
             pending.wait()
@@ -188,8 +190,19 @@ class _Whole:
         def at_once(group: Group, label: str) -> Handle:
             return start(group, label, waits=True)
 
-        pending = submit(self._members, wanted.name, self._signature, start, _as_it_is, at_once)
-        return lambda _: pending.wait()
+        pending = submit(self._members, self._name, self._signature, start, _as_it_is, at_once)
+        return lambda _: self._wait(pending)
+
+    def _wait(self, pending: Pending) -> None:
+        """Wait for the operation. If the ranks' calls differ, fail those operations that only other ranks have."""
+        try:
+            pending.wait()
+        except MultiringError as error:
+            if not self._wanted.begins_call:
+                raise first_mismatch(error) from error
+            if self._name is not None:
+                fail_missing(self._members, self._name, self._wanted, error)
+            raise
 
     def _starting(self, sent: NDArray[Any]) -> tuple[Callable[[Group, str], Handle], Callable[[Group, str], Handle]]:
         wanted, conversion = self._wanted, self._conversion
@@ -276,7 +289,7 @@ def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters 
         if wanted.dtype == comparison.watched.flagged:
             return _Flagged(members, wanted, comparison)
         wanted = replace(wanted, root=0)
-    return _Rows(members, wanted) if wanted.collective in _BY_ROWS else _Whole(members, wanted)
+    return _Rows(members, wanted) if wanted.collective in BY_ROWS else _Whole(members, wanted)
 
 
 class _Rows:
@@ -292,23 +305,24 @@ class _Rows:
         if wanted.collective == REDUCESCATTER:
             more = ((REDUCTION, name_of(wanted.op)), (SCALES, scales_text(wanted.prescale, wanted.postscale)))
             self._more = [(*more, *each) for each in self._more]
+        self._more[0] = (*self._more[0], *wanted.structure)  # the operations behind the first one depend on it
+        # An unnamed operation has another number each time.
+        self._names = None if wanted.sent_name is None else wanted.names("")
 
     def submit(self, request: Request) -> Finish:
         wanted = self._wanted
-        names: list[Name] = [wanted.name]
-        if len(wanted.shapes) > 1 and wanted.name is not None:
-            names = [f"{wanted.name}_{part}of{len(wanted.shapes)}" for part in range(1, len(wanted.shapes) + 1)]
-        elif wanted.name is None:
-            names = [None] * len(wanted.shapes)
+        names = self._names or wanted.names(self._members.next_number())
         parts = [self._submit_part(request, part, name) for part, name in enumerate(names)]
 
         def finish(asking: Request) -> None:
             failure: Exception | None = None
-            for part in parts:  # the caller's memory and the names are in use until all have ended
+            for number, part in enumerate(parts):  # the memory and the names are in use until all have ended
                 try:
                     part(asking)
                 except Exception as error:  # noqa: BLE001 -- raised below
-                    failure = failure or error
+                    failure = failure or first_mismatch(error)
+                    if not number and wanted.begins_call:
+                        fail_missing(self._members, names[0], wanted, error)
             if failure is not None:
                 raise failure
 
@@ -316,7 +330,8 @@ class _Rows:
 
     def _submit_part(self, request: Request, part: int, name: Name) -> Finish:
         wanted, shape, more = self._wanted, self._wanted.shapes[part], self._more[part]
-        signature = rows_signature(wanted.collective, wanted.dtype, shape, more)
+        signature_of = plain_signature if wanted.call.needs_equal_rows else rows_signature
+        signature = signature_of(wanted.collective, wanted.dtype, shape, more)
         try:
             _check_rows(wanted, shape)
             if wanted.collective == REDUCESCATTER:

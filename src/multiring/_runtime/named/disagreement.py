@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from multiring._agreement import Deadlock
 from multiring._runtime.group.handles import told_apart
-from multiring._runtime.named.signature_text import unsaid
+from multiring._runtime.named.signature_text import STRUCTURE, first_difference
 from multiring.errors import DisagreementError, Signature, StallError
 
 
@@ -17,12 +17,10 @@ def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence
         signatures: the signatures by rank of the set.
         ranks: the world rank of each rank of the set. The error's text gives world ranks.
     """
-    by_rank = {rank: dict(each) for rank, each in signatures.items()}
-    keys = list(dict.fromkeys(key for each in signatures.values() for key, _ in each))
-    differing = [key for key in keys if len({each.get(key) for each in by_rank.values()}) > 1]
-    first = differing[0] if differing else "terms"
-    said = {ranks[rank]: each.get(first, unsaid(first)) for rank, each in by_rank.items()}
-    text = f"operation {name!r}: the ranks do not agree on the {first}: {told_apart(said)}; inputs are intact"
+    first, by_rank = first_difference(signatures)
+    said = told_apart({ranks[rank]: value for rank, value in by_rank.items()})
+    remedy = "pass the same keys and types, in the same order, on all ranks; " if first == STRUCTURE else ""
+    text = f"operation {name!r}: the ranks do not agree on the {first}: {said}; {remedy}inputs are intact"
     return DisagreementError(text, signatures)
 
 

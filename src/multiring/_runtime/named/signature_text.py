@@ -16,6 +16,7 @@ from multiring.errors import Signature
 LABELLED = " labelled "
 
 DEVICE = "device"  # the term for the devices of an operation's tensors; a signature without it is of host tensors
+STRUCTURE = "structure"  # the term for the paths of a tree's arrays, which `structure_text` writes
 
 Meaning = tuple[str, Signature]  # name and signature of an operation
 
@@ -60,6 +61,56 @@ def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
 def unsaid(term: str) -> str:
     """Return what a signature without this term means."""
     return "cpu" if term == DEVICE else "none"
+
+
+@lru_cache(maxsize=1024)
+def structure_text(paths: tuple[str, ...]) -> str:
+    """Return the value of the term STRUCTURE for a tree whose arrays have these paths, in the order of the call."""
+    return json.dumps(paths)
+
+
+def first_difference(signatures: Mapping[int, Signature]) -> tuple[str, dict[int, str]]:
+    """Return the term in which the signatures differ, and each rank's value of it for display.
+
+    The term is STRUCTURE if the structures differ: the other differences follow from it. Otherwise it is the first one
+    that differs. Each rank's value of STRUCTURE is its version of the first path that differs.
+
+    Args:
+        signatures: the ranks' signatures. At least two of them differ.
+    """
+    by_rank = {rank: dict(each) for rank, each in signatures.items()}
+    terms = list(dict.fromkeys(term for each in signatures.values() for term, _ in each))
+    differing = [term for term in terms if len({each.get(term) for each in by_rank.values()}) > 1]
+    structures = {rank: paths_in(each.get(STRUCTURE)) for rank, each in by_rank.items()}
+    others = [term for term in differing if term != STRUCTURE]
+    if STRUCTURE in differing and (not others or None not in structures.values()):
+        return STRUCTURE, _first_paths(structures)
+    first = others[0] if others else "terms"
+    return first, {rank: each.get(first, unsaid(first)) for rank, each in by_rank.items()}
+
+
+def paths_in(text: str | None) -> tuple[str, ...] | None:
+    """Return the paths that `structure_text` has written as `text`; None if it has not."""
+    match _value(text or ""):
+        case [*paths] if all(isinstance(path, str) for path in paths):
+            return tuple(paths)
+    return None
+
+
+def _first_paths(structures: Mapping[int, tuple[str, ...] | None]) -> dict[int, str]:
+    """Return, for each rank, the first path that differs between the ranks; None stands for an array without keys."""
+    place, longest = 0, max(len(paths or ()) for paths in structures.values())
+    while place < longest and len({paths and paths[place : place + 1] for paths in structures.values()}) == 1:
+        place += 1
+
+    def shown_here(paths: tuple[str, ...] | None) -> str:
+        if paths is None:
+            return "an array without keys"
+        if place < len(paths):
+            return f"array {place + 1} of {len(paths)} is {paths[place]}"
+        return f"there are only {len(paths)} arrays" if len(paths) != 1 else "there is only 1 array"
+
+    return {rank: shown_here(paths) for rank, paths in structures.items()}
 
 
 def shown(title: str) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Several, Submitted, handle_of, parts_of
+from multiring._frontend.handles import PartsOfGroup, Several, Submitted, handle_of, parts_of
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Average
+from multiring._frontend.signatures import ALLGATHER
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.interop import require_plain, wants_gradient
@@ -85,7 +86,7 @@ def _submit_group(
     def finish(found: list[tuple[Tensor, Sequence[int]]]) -> tuple[Any, ...]:
         return tuple(gathered for gathered, _ in found) if tensors_only else tuple(found)
 
-    return Several(started, finish)
+    return Several(started, finish, PartsOfGroup(members, parts[0][0], ALLGATHER, len(tensors)))
 
 
 def _first(pending: Submitted) -> Several:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from multiring._frontend.array_rows import row_counts
-from multiring._frontend.handles import Several, handle_of
+from multiring._frontend.handles import Several, fail_call, handle_of
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.signatures import ALLTOALL
 from multiring.errors import ArgumentError
 from multiring.torch.collectives.staged import to_device
 from multiring.torch.collectives.varying_rows import submit_exchange
@@ -67,7 +68,11 @@ def _submit(
     tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, waits: bool = False
 ) -> Several:
     members = members_of(process_set)
-    sent = _splits(splits, len(tensor), members.size) if tensor.dim() else [0] * members.size
+    try:
+        sent = _splits(splits, len(tensor), members.size) if tensor.dim() else [0] * members.size
+    except ArgumentError as error:
+        fail_call(members, name, ALLTOALL, error)
+        raise
     pending = submit_exchange(members, tensor, sent, name, waits=waits)
     device = splits.device if isinstance(splits, Tensor) else tensor.device
 

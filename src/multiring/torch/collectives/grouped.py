@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, Pending, Several, Submitted, handle_of, parts_of, submit
+from multiring._frontend.handles import Name, PartsOfGroup, Pending, Several, Submitted, handle_of, parts_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Adasum, Combination, combination, name_of
 from multiring._frontend.signatures import (
@@ -188,8 +188,7 @@ def _as_group(found: list[list[Tensor]]) -> tuple[Tensor, ...]:
 def _submit_staged(group: _Group, *, in_place: bool) -> Staged:
     """Start to combine such tensors in host memory; the host's combination includes the other tensors."""
     members, tensors, how, name = group.members, group.tensors, group.how, group.name
-    is_one_type = len({tensor.dtype for tensor in tensors}) == 1
-    staging = Staging(members, GROUPED_ALLREDUCE, name, tensors, "" if is_one_type else "_1of2")
+    staging = Staging(members, GROUPED_ALLREDUCE, name, tensors)
     with staging.preparing(tensors):
         copies = GroupCopies(members, staging, tensors, in_place=in_place)
 
@@ -246,7 +245,7 @@ def _submit_on_host(
         }
         return tuple(by_place[place] for place in range(len(tensors)))
 
-    return Several(started, finish)
+    return Several(started, finish, PartsOfGroup(members, parts[0][0], GROUPED_ALLREDUCE, len(by_type)))
 
 
 def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:

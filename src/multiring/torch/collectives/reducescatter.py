@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from multiring._frontend.errors import RefusedInternalError
-from multiring._frontend.handles import Name, Several, Submitted, handle_of, parts_of, submit
+from multiring._frontend.handles import Name, PartsOfGroup, Several, Submitted, handle_of, parts_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
 from multiring._frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_signature
@@ -137,7 +137,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
         conversion_of(tensor.dtype, how.op, how.postscale, members.size)
     parts = parts_of(members, name, len(tensors))
     started = [_submit(members, tensor, part, how, more) for tensor, (part, more) in zip(tensors, parts, strict=True)]
-    return Several(started, tuple)
+    return Several(started, tuple, PartsOfGroup(members, parts[0][0], REDUCESCATTER, len(tensors)))
 
 
 def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Signature = ()) -> Submitted:

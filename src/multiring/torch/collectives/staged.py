@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse_in_flight, submit_failure
+from multiring._frontend.handles import (
+    CallName,
+    Name,
+    Placed,
+    Submitted,
+    Unnamed,
+    full_name_of,
+    refuse_in_flight,
+    submit_failure,
+    with_ending,
+)
 from multiring._frontend.process_sets import Members
 from multiring._frontend.submission_line import OwnSubmission, Submission
 from multiring._runtime import Group, Handle
@@ -88,11 +98,11 @@ class Staging:
         devices = kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
         if isinstance(name, Placed):
             name = name.name
-        self._plain: str | Unnamed = Unnamed(members.next_number(), "") if name is None else name
+        self._plain: CallName = Unnamed(members.next_number(), "") if name is None else name
         self.name = Placed(self._plain, devices)
         self._key = ""
         if not isinstance(self._plain, Unnamed):
-            self._key = f"{operation}.{self._plain}{ending}"
+            self._key = full_name_of(with_ending(self._plain, ending), operation)
             refuse_in_flight(members, self._key, self._key)
         self._events: list[Any] = []
         with self.preparing(tensors):
@@ -158,23 +168,16 @@ class Staging:
             self._report(error)
 
     def _report(self, error: Exception) -> None:
-        plain = self._plain
-        if isinstance(plain, Unnamed):
-            plain = Unnamed(plain.number, plain.ending + self._ending)
-        else:
-            plain = f"{plain}{self._ending}"
-        report_failure(self._members, self._operation, plain, error)
+        report_failure(self._members, self._operation, with_ending(self._plain, self._ending), error)
 
 
-def report_failure(members: Members, operation: str, plain: str | Unnamed, error: Exception) -> None:
+def report_failure(members: Members, operation: str, plain: CallName, error: Exception) -> None:
     """Submit an operation of the same name that differs from the other ranks' operation, so that they raise, too."""
     if isinstance(error, UNTOLD):
         return
     what = f"{operation} that failed with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    # The name is matched by its full form, which begins with the operation's kind.
-    full = f"noname.{plain.number}{plain.ending}" if isinstance(plain, Unnamed) else f"{operation}.{plain}"
     with suppress(MultiringError):  # this rank raises `error`
-        submit_failure(members, full, what)
+        submit_failure(members, full_name_of(plain, operation), what)
 
 
 class Preparing:

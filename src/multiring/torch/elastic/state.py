@@ -293,6 +293,10 @@ class TorchState(ObjectState):
                 handler.sync()
             super().sync()
 
+    def _structure(self) -> list[str]:
+        handled = [f"attribute {name!r} of {type(each).__name__}" for name, each in self._handlers.items()]
+        return [*handled, *super()._structure()]
+
     def _own_parts(self) -> Mapping[str, OwnPart]:
         found = dict(super()._own_parts())
         for name, handler in self._handlers.items():
