@@ -160,8 +160,8 @@ def test_a_slow_login_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_elastic_jobs_silence_lasts_no_longer_than_a_cut_wire(wire_timeout_s: float, silence_s: float) -> None:
     reading, writing = os.pipe()
     link = ControlLink(reading, writing)
-    for chosen, wanted in ((None, control_link.SILENT_S), (silence_of(wire_timeout_s), silence_s)):
-        link.silent_s = chosen
+    for chosen, wanted in ((link.patience_s, 15.0), (silence_of(wire_timeout_s), silence_s)):
+        link.patience_s = chosen
         for passed, is_silent in ((wanted - 0.5, False), (wanted + 0.5, True)):
             link._heard_at = time.monotonic() - passed
             assert link.has_fallen_silent == is_silent

@@ -94,7 +94,7 @@ class ControlLink:
         self._awaited, self._before = begins_with, b""
         self._received: deque[Message | StreamData] = deque()
         self._heard_at = self._said_at = time.monotonic()
-        self.silent_s: float | None = None  # a time that the job has chosen in place of SILENT_S
+        self.patience_s = SILENT_S  # how long the other end may send nothing; a job may choose another time
         self.is_open = True
         self.failure = "the connection was closed"  # the reason for the end of the connection
         for descriptor in (self._reading, self._writing):
@@ -141,11 +141,6 @@ class ControlLink:
     def next_message(self) -> Message | StreamData | None:
         """Return the oldest message that has arrived, and None if there is none."""
         return self._received.popleft() if self._received else None
-
-    @property
-    def patience_s(self) -> float:
-        """How long the other end may send nothing."""
-        return SILENT_S if self.silent_s is None else self.silent_s
 
     @property
     def has_fallen_silent(self) -> bool:

@@ -83,7 +83,7 @@ class _RelayingJob(Shrinking, HostsJob):
         return secret_of_start(self._task.secret, job)
 
     @property
-    def _silent_s(self) -> float | None:
+    def _silence_s(self) -> float:
         return silence_of(self._task.wire_timeout_s)
 
     def _handlers(self) -> dict[str, Callable[[HostSession, Message], None]]:

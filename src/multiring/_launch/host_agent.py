@@ -121,7 +121,7 @@ class Agent:
             self._task = _task_of(plan, self._secret)
             self._call = unnamed_file(b"") if plan["calls"] else None
         check_command(self._task.command[0], self._task.environment)
-        self._link.silent_s = plan["silent_s"]
+        self._link.patience_s = plan["silence_s"]
         address = _address_of(plan["name"], plan["interface"]) if plan["is_met"] else "127.0.0.1"
         ports = tuple(plan["ports"] or PORTS)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiring._launch.commands import CommandError
-from multiring._launch.control_link import CALL, OUTCOME, QUIET_S, STDIN, STDOUT, StreamData
+from multiring._launch.control_link import CALL, OUTCOME, QUIET_S, SILENT_S, STDIN, STDOUT, StreamData
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.job import Job, JobOptions
@@ -146,9 +146,9 @@ class HostsLoop(Job):
         self._is_ending = False
 
     @property
-    def _silent_s(self) -> float | None:
-        """How long an agent and this process may hear nothing of each other, if it is not the usual time."""
-        return None
+    def _silence_s(self) -> float:
+        """How long an agent and this process may hear nothing of each other."""
+        return SILENT_S
 
     def _send_plan(self, session: HostSession) -> None:
         # An agent that shows its output has a task of its own. Its connection can be read on the way, so neither the
@@ -162,12 +162,12 @@ class HostsLoop(Job):
                 "ports": self._task.ports,
                 "is_met": len(self._sessions.all) > 1 or self._options.max_ranks is not None,
                 "calls": self._task.call is not None,
-                "silent_s": self._silent_s,
+                "silence_s": self._silence_s,
             },
             start=self._number,
         )
         if session.link is not None:
-            session.link.silent_s = self._silent_s
+            session.link.patience_s = self._silence_s
         if self._task.call is not None and session.link is not None:
             session.link.send_pieces(self._number, 0, CALL, self._task.call.content)
 

@@ -49,8 +49,10 @@ class JobKeeper:
         self._guests: dict[socket.socket, float] = {}  # who has connected -> until when
         self._child = 0
         self._code: int | None = None  # the job's exit code
-        self._lost_s = 0.0  # when the launcher was lost
+        self._lost_s = self._ended_s = 0.0  # when the launcher was lost, and when the job ended
         self._write_until = 0.0  # when the last output is given up, once the job has ended
+        self._drops_output = False  # the launcher was asked to end after the job: it does not wait for a reader
+        self._is_told = self._is_taken = False  # the exit code was sent to the launcher, which has it
         self._ends = ""  # why the job takes no launcher any more
 
     def run(self, job: Callable[[], int]) -> None:
@@ -115,25 +117,34 @@ class JobKeeper:
             output.close()
         if code < 0:
             self._say(f"the process that ran the job (pid {pid}) was killed by {signal.Signals(-code).name}")
+        self._ended_s = time.monotonic()
+        self._write_until = self._ended_s + _WRITE_S
         if self._link is None:
-            self._say(f"the job has ended with exit code {self._code}, without a launcher")
-        self._write_until = time.monotonic() + _WRITE_S
+            self._say(
+                f"the job has ended with exit code {self._code}, without a launcher"
+                + ("" if self._ends else f": for {self._patience_s:g} s, the same command in this folder gets the code")
+            )
 
     # -- the loop
 
     def _is_done(self) -> bool:
-        if self._code is None:
-            return False
+        if self._code is None or self._is_taken:
+            return self._is_taken
         is_written = all(output.is_written for output in self._outputs)
         if self._link is not None:
             # A launcher waits for a slow reader as long as without a keeper: until a signal comes.
-            if not is_written and not self._signals.have_asked_for_end:
-                return False
-            send(self._link, code=self._code)
-            return True
+            if (is_written or self._drops_output) and not self._is_told:
+                self._is_told = True
+                send(self._link, code=self._code)
+            return False  # a launcher that is killed before it has the code leaves the code to the next one
         if self._ends:
             return is_written or time.monotonic() >= self._write_until
-        return time.monotonic() >= self._lost_s + self._patience_s
+        return time.monotonic() >= self._waits_until
+
+    @property
+    def _waits_until(self) -> float:
+        """When a job without a launcher ends, or, once it has ended, when its exit code is kept no longer."""
+        return max(self._lost_s, self._ended_s) + self._patience_s
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -155,7 +166,7 @@ class JobKeeper:
         times = [output.acts_at for output in self._outputs if self._link is not None]
         times += list(self._guests.values())
         if self._link is None:
-            times.append(self._lost_s + self._patience_s if not self._ends else None)
+            times.append(self._waits_until if not self._ends else None)
         if self._code is not None and self._ends:
             times.append(self._write_until)
         return min((at for at in times if at is not None), default=None)
@@ -173,7 +184,7 @@ class JobKeeper:
         for output in self._outputs:
             if why := output.act(has_launcher=self._link is not None):
                 self._say(f"the output is cut off: {why}")
-        if self._link is None and not self._ends and self._code is None and now >= self._lost_s + self._patience_s:
+        if self._link is None and not self._ends and self._code is None and now >= self._waits_until:
             self._end(f"no new launcher came within {self._patience_s:g} s: the job ends", signal.SIGTERM)
 
     def _end(self, why: str, number: int) -> None:
@@ -184,6 +195,8 @@ class JobKeeper:
     def _signal(self, number: int) -> None:
         if self._code is None:
             os.kill(self._child, number)
+        elif number not in PASSED_ON:
+            self._drops_output = True
 
     def _say(self, text: str) -> None:
         self._outputs[-1].say(text)
@@ -201,11 +214,20 @@ class JobKeeper:
             self._lose_launcher()
         elif isinstance(number := message.get("signal"), int):
             self._signal(number)
+        elif "taken" in message:
+            self._is_taken = True
 
     def _lose_launcher(self) -> None:
         if self._link is not None:
             self._link.close()
         lost, self._link, self._launcher, self._lost_s = self._launcher, None, None, time.monotonic()
+        self._is_told = self._drops_output = False
+        if self._code is not None:
+            self._say(
+                f"the launcher (pid {lost}) was lost before it had the job's exit code, {self._code}: for "
+                f"{self._patience_s:g} s, the same command in this folder gets the code"
+            )
+            return
         self._say(
             f"the launcher (pid {lost}) was lost. The ranks go on for {self._patience_s:g} s; until then the same "
             f"command in this folder adopts them, and `kill {os.getpid()}` ends them"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from multiring._launch.keeper_address import KeeperPlace, KeptJob, bound, command_told, meet, receive, send
 from multiring._launch.own_modules import module_command
 from multiring._launch.signals import StopSignals
+from multiring._launch.standard_streams import open_closed_streams
 from multiring._limits.processes import refused
 from multiring.errors import LaunchError
 
@@ -35,6 +36,7 @@ def run_kept(words: Sequence[str], survive_s: float, keeper: str) -> int:
         LaunchError: the job runs and has a launcher, or it is ending; another job of this folder has lost its launcher;
             or the system refuses a process.
     """
+    open_closed_streams()  # otherwise a socket of this function gets the number of a closed output
     place = KeeperPlace.of(words)
     with StopSignals() as signals:  # a signal that comes before the job has this launcher must not be lost
         for _ in range(_ATTEMPTS):
@@ -128,6 +130,7 @@ def _served(link: socket.socket, process: "subprocess.Popen[bytes] | None", sign
                 break
             if isinstance(told := message.get("code"), int):
                 code = told
+                send(link, taken=True)
     if process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)

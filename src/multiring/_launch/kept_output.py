@@ -4,6 +4,8 @@ import os
 import selectors
 import time
 
+from multiring._launch.terminal_writes import write_ready
+
 _READ_BYTES = 1 << 16
 _DRAIN_READS = 64
 _WRITE_BYTES = 4096  # PIPE_BUF: a pipe that poll reports as writable takes this much without blocking
@@ -121,7 +123,7 @@ class KeptOutput:
 
     def _write(self) -> None:
         try:
-            del self._queue[: os.write(self._descriptor, self._queue[:_WRITE_BYTES])]
+            del self._queue[: write_ready(self._descriptor, self._queue[:_WRITE_BYTES])]
         except BlockingIOError:
             pass
         except OSError as error:

@@ -9,6 +9,7 @@ import re
 from collections import deque
 from typing import IO, BinaryIO, Protocol
 
+from multiring._launch.terminal_writes import write_ready
 from multiring._launch.tracebacks import Piece, TracebackFolder
 
 _LINE_BYTES = 1 << 16
@@ -202,7 +203,7 @@ class Outlet:
     def write_some(self) -> None:
         """Write some of the queue. Call it when the descriptor is writable."""
         try:
-            del self._queue[: os.write(self.descriptor, self._queue[:_WRITE_BYTES])]
+            del self._queue[: write_ready(self.descriptor, self._queue[:_WRITE_BYTES])]
         except BlockingIOError:
             return
         except OSError as error:
