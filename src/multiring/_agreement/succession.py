@@ -33,6 +33,7 @@ from multiring._agreement.votes import (
 )
 
 PATIENCE = 3  # ticks without an answer until a member counts as silent
+_LONGEST = 2 * PATIENCE  # the largest factor of a pause
 
 
 @dataclass(slots=True)
@@ -62,6 +63,31 @@ class _Lead:
     def said(self) -> Collection[int]:
         """Who has answered the last question."""
         return self.promises if self.members is None else self.accepts
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How long a member has waited in one vote, in ticks.
+
+    quiet: in which nothing came that helps.
+    waited: in which others led, and proposed nothing.
+    pause: until this member may lead a ballot again.
+    failures: the number of its ballots that too few answered.
+    """
+
+    quiet: int = 0
+    waited: int = 0
+    pause: int = 0
+    failures: int = 0
+
+    def give_way(self, least: int, place: int) -> None:
+        """Leave other ballots a time that differs from member to member."""
+        self.quiet, self.pause = 0, least + min(place, _LONGEST)
+
+    def fail(self, place: int) -> None:
+        """Leave others a time that grows with each ballot that too few answered."""
+        self.give_way(1 + PATIENCE * min(self.failures, _LONGEST), place)
+        self.failures += 1
 
 
 class Succession:
@@ -96,10 +122,7 @@ class Succession:
         self._newcomers: set[int] = set()
         self._latest = 0  # the largest number of a ballot seen
         self._lead: _Lead | None = None
-        self._quiet = 0  # ticks in which nothing came that helps
-        self._waited = 0  # ticks in which others led, and proposed nothing
-        self._pause = 0  # ticks until this member may lead a ballot again
-        self._failures = 0  # ballots of this member that too few answered
+        self._pace = _Pace()
 
     @property
     def is_out(self) -> bool:
@@ -174,27 +197,26 @@ class Succession:
         outcome = VoteOutcome()
         if not self.is_voting or self.is_out:
             return outcome
-        self._pause = max(0, self._pause - 1)
-        self._quiet += 1
-        lead = self._lead
+        lead, pace = self._lead, self._pace
+        pace.pause, pace.quiet = max(0, pace.pause - 1), pace.quiet + 1
         if lead is None:
             leader = self._leader()
             if leader != self.member:
-                self._waited += 1
-                if self._waited > 3 * PATIENCE * (1 + self._place()):
+                pace.waited += 1
+                if pace.waited > 3 * PATIENCE * (1 + self._place()):
                     self._open(outcome)
                 # One that leads is silent while it waits for others; one that has said nothing at all does not lead.
-                elif self._quiet >= (3 * PATIENCE if leader in self._heard else PATIENCE):
+                elif pace.quiet >= (3 * PATIENCE if leader in self._heard else PATIENCE):
                     self._silent.add(leader)
-                    self._quiet = 0
+                    pace.quiet = 0
                 else:
                     self._send(outcome, leader, CALL)
             return self._advance(outcome)
-        if self._quiet >= PATIENCE:
+        if pace.quiet >= PATIENCE:
             self._silent |= set(self._others()) - set(lead.said)
-        if self._quiet >= 2 * PATIENCE:
-            self._failures += 1
-            self._give_way(1 + PATIENCE * min(self._failures - 1, 2 * PATIENCE))
+        if pace.quiet >= 2 * PATIENCE:
+            self._lead = None
+            pace.fail(self._place())
             return self._advance(outcome)
         for other in self._receivers():
             if other not in lead.said:
@@ -235,35 +257,31 @@ class Succession:
     def _take(self, outcome: VoteOutcome, sender: int, message: VoteMessage) -> None:
         lead, ballot = self._lead, message.ballot
         if lead is not None and ballot > lead.ballot:
-            self._give_way(2 * PATIENCE)
+            self._lead = None
+            self._pace.give_way(2 * PATIENCE, self._place())
         if message.kind in (ASK, PROPOSE):
             kind, vote = voted(self._vote, message)
             if kind != REFUSE:
-                self._quiet = 0
-                self._waited = self._waited if kind == PROMISE else 0
+                self._pace.quiet = 0
+                self._pace.waited = self._pace.waited if kind == PROMISE else 0
                 self._keep(outcome, vote)
             self._send(outcome, sender, kind, ballot=vote.promised)
         elif lead is not None and ballot == lead.ballot:
             if message.kind == PROMISE and lead.members is None:
                 lead.promises[sender] = message
-                self._quiet = 0
+                self._pace.quiet = 0
             elif message.kind == ACCEPT and lead.members is not None:
                 lead.accepts.add(sender)
-                self._quiet = 0
-
-    def _give_way(self, least: int) -> None:
-        """Give the ballot up, and leave other ballots a time that differs from member to member."""
-        self._lead, self._quiet = None, 0
-        self._pause = least + min(self._place(), 2 * PATIENCE)
+                self._pace.quiet = 0
 
     def _hope(self) -> None:
         """Lead again at once: after this news, a ballot may succeed."""
-        self._pause = self._failures = 0
+        self._pace.pause = self._pace.failures = 0
 
     def _begin(self, *, is_needed: bool, outcome: VoteOutcome | None = None) -> VoteOutcome:
         outcome = outcome or VoteOutcome()
         if is_needed and not self.is_out:
-            self.is_voting, self._quiet = True, self._quiet if self.is_voting else 0
+            self.is_voting, self._pace.quiet = True, self._pace.quiet if self.is_voting else 0
             if (leader := self._leader()) != self.member:
                 self._send(outcome, leader, CALL)
         return self._advance(outcome)
@@ -272,7 +290,7 @@ class Succession:
         """Do what the present state allows: lead a ballot, propose, decide."""
         if not self.is_voting or self.is_out:
             return outcome
-        if self._lead is None and (self._pause or self._leader() != self.member):
+        if self._lead is None and (self._pace.pause or self._leader() != self.member):
             return outcome
         lead = self._lead or self._open(outcome)
         # Every member that is not doubted has answered.
@@ -285,7 +303,7 @@ class Succession:
     def _open(self, outcome: VoteOutcome) -> _Lead:
         """Begin a ballot that is later than all that are known, those of ended members among them."""
         self._latest = max(self._latest, _latest_ballot(self._vote, self._ended.values(), self.generation)) + 1
-        self._quiet = self._waited = 0
+        self._pace.quiet = self._pace.waited = 0
         lead = self._lead = _Lead(Ballot(self._latest, self.member))
         self._keep(outcome, self._vote.promise(lead.ballot))
         lead.promises[self.member] = self._message(PROMISE, ballot=lead.ballot)
@@ -305,7 +323,7 @@ class Succession:
             if self.too_few:
                 return
         self._keep(outcome, self._vote.accept(lead.ballot, members))
-        lead.members, self._quiet = members, 0
+        lead.members, self._pace.quiet = members, 0
         lead.accepts.add(self.member)
         for other in self._receivers():
             self._send(outcome, other, PROPOSE)
@@ -319,8 +337,7 @@ class Succession:
         self._newcomers -= set(members)
         self._silent, self._heard = set(), set()  # who was slow then may be quick now
         self._ended.shorten(generation)
-        self._lead, self.too_few = None, ()
-        self._quiet = self._waited = self._pause = self._failures = self._latest = 0
+        self._lead, self.too_few, self._pace, self._latest = None, (), _Pace(), 0
         self._vote = Vote(generation, members)
         self._keep(outcome, self._vote, changed=True)
         outcome.generations.append((generation, members))

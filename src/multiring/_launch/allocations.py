@@ -12,9 +12,9 @@ from pathlib import Path
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import AGENT, HostSession, HostSessions, open_step
-from multiring._launch.hosts import hosts_job, refuse_too_few_places, run_job, task_of, what_to_send
+from multiring._launch.hosts import hosts_job, run_job, task_of, what_to_send
 from multiring._launch.job import JobOptions
-from multiring._launch.local import refuse_min_ranks
+from multiring._launch.local import refuse_min_ranks, refuse_too_few_places
 from multiring._launch.own_modules import module_command
 from multiring._launch.rank_starts import free_port
 from multiring._launch.standard_streams import open_closed_streams

@@ -8,11 +8,9 @@ import contextlib
 import selectors
 import signal
 
-from multiring._launch.elastic_hosts import GrowingHostsJob
+from multiring._launch.elastic_hosts import END_S, GrowingHostsJob
 from multiring._launch.host_sessions import HostSession
 from multiring._launch.job_process import text_of
-
-_END_S = 0.3  # how long what ranks have left behind may take to end
 
 
 class DiscoveringHostsJob(GrowingHostsJob):
@@ -78,7 +76,7 @@ class DiscoveringHostsJob(GrowingHostsJob):
             is_idle = session.is_open and not session.is_over and not self._running_on(session)
             if is_idle and not self._slots_of(session) and session not in self._dismissed:
                 self._dismissed.add(session)
-                session.send(end=_END_S, start=self._number)
+                session.send(end=END_S, start=self._number)
                 session.send(bye=0)
 
     def _on_lost_host(self, session: HostSession) -> None:

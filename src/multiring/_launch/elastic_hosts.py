@@ -27,12 +27,15 @@ from multiring._launch.hosts_loop import HostsTask
 from multiring._launch.intake_point import FormationAddresses, FormationOpening, IntakePoint
 from multiring._launch.job import JobOptions
 from multiring._launch.job_process import JobProcess, text_of
+from multiring._launch.local import refuse_too_few_places, refuse_wrong_numbers
 from multiring._launch.shrinking_job import LEFT_CODE, Shrinking
 from multiring._launch.vote_point import VotePoint
 from multiring._runtime.bootstrap.addresses import TcpAddress
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._runtime.failures.formation_place import FormationPlace
 from multiring.errors import LaunchError
+
+END_S = 0.3  # how long what ranks have left behind may take to end
 
 if TYPE_CHECKING:
     from multiring._launch.local_point import LocalClient, LocalPoint
@@ -60,6 +63,13 @@ class _RelayingJob(Shrinking, HostsJob):
     def _open(self, stack: contextlib.ExitStack) -> None:
         super()._open(stack)
         self._votes = VotePoint(None, b"", "", (), self._say)  # until there are ranks
+
+    def _wait_until_ready(self) -> bool:
+        are_ready = super()._wait_until_ready()
+        if are_ready and any(each.shows_itself for each in self._sessions.all):  # the nodes have told their numbers
+            refuse_wrong_numbers(self._options, sum(each.ranks for each in self._sessions.all))
+            refuse_too_few_places(self._options, [(each.name, each.slots) for each in self._sessions.all])
+        return are_ready
 
     def _prepare_start(self, told: Message) -> None:
         super()._prepare_start(told)
@@ -115,7 +125,7 @@ class _RelayingJob(Shrinking, HostsJob):
 
         Slurm asks all nodes: where it has started the agents, the job ends.
         """
-        if message["signal"] != signal.SIGTERM or not session.is_opened_here:
+        if message["signal"] != signal.SIGTERM or not (session.is_opened_here or session.shows_itself):
             super()._on_signal_elsewhere(session, message)
             return
         self._leaving.add(session)
@@ -133,6 +143,18 @@ class _RelayingJob(Shrinking, HostsJob):
         self._leaving.discard(session)
         self._forget_processes(session)
 
+    def _do_more(self) -> None:
+        super()._do_more()
+        running = {host for member, host in zip(self._members, self._host_of, strict=True) if member.code is None}
+        for session in () if self._is_ending else self._leaving - running:
+            if not session.shows_itself or not session.is_open:
+                continue
+            # The user has asked the command of this node to end, and its ranks have left.
+            self._leaving.discard(session)
+            session.send(end=END_S, start=self._number)
+            self._sessions.send_away(session, "the ranks of this node have left, as SIGTERM has asked for", LEFT_CODE)
+            self._forget_processes(session)
+
     def _forget_processes(self, session: HostSession) -> None:
         """Take all processes of a host as ended."""
         for key in [key for key in self._relayed if key[0] is session]:
@@ -143,6 +165,11 @@ class _RelayingJob(Shrinking, HostsJob):
 
 class ShrinkingHostsJob(_RelayingJob):
     """A job on several hosts that does not end because ranks or hosts are lost. The arguments are those of HostsJob."""
+
+    def _on_ready(self, session: HostSession, message: Message) -> None:
+        super()._on_ready(session, message)
+        if not self._is_waiting:
+            self._sessions.send_away(session, "the job goes on without this node: only --max-ranks lets newcomers in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +323,7 @@ class GrowingHostsJob(Growing, _RelayingJob):
     def _miss(self, session: HostSession, why: str) -> None:
         """Go on without a host that was to come."""
         self._late.pop(session, None)
-        self._sessions.lose(session)
+        self._sessions.send_away(session, f"the job goes on without this node: {why}")
         self._note_failure(session, f"{session.name} does not come: {why}")
 
     def _note_failure(self, session: HostSession, told: str = "") -> None:

@@ -22,6 +22,8 @@ from multiring._limits.processes import refused
 AGENT = "multiring._launch.host_agent"
 _HERE = ("localhost", "127.0.0.1", "::1")
 _BYE_S = 5.0
+_AWAY_S = 0.5  # how long the reason may take to leave that one agent is told
+_REFUSED_CODE = 2
 # Words of ssh's or the shell's errors -> what to do.
 _REMEDIES = {
     "Host key verification failed": "its key is not known here, or has changed: connect once by hand with "
@@ -324,9 +326,17 @@ class HostSessions:
             return
         taken = f"node {node} is here already" if node < len(self.all) else f"want a node below {len(self.all)}"
         link.send(say=f"the launcher refuses this host: {taken}")
-        link.send(bye=2)
+        link.send(bye=_REFUSED_CODE)
         link.write_some()  # it fits into the empty buffer of a new connection
         link.close()
+
+    def send_away(self, session: HostSession, why: str, code: int = _REFUSED_CODE) -> None:
+        """End an agent that has come by itself, for the reason `why`, with exit code `code`; forget its connection."""
+        if session.shows_itself and session.link is not None:
+            session.send(say=why)
+            session.send(bye=code)
+            session.link.flush(time.monotonic() + _AWAY_S)
+        self.lose(session)
 
     def watch(self, poll: selectors.BaseSelector, *, reads: bool) -> None:
         """Register the descriptors with `poll`, each with a callable as its data."""

@@ -17,7 +17,7 @@ from multiring._launch.host_sessions import HostSession, HostSessions, is_here, 
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.hosts_loop import HostsTask
 from multiring._launch.job import JobOptions
-from multiring._launch.local import job_name, refuse_min_ranks, run_with_restarts
+from multiring._launch.local import job_name, refuse_min_ranks, refuse_too_few_places, run_with_restarts
 from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.pickled_call import CallFolder
@@ -156,14 +156,6 @@ def hosts_job(
 
 def _say(text: str) -> None:
     os.write(2, f"multiring: {text}\n".encode())
-
-
-def refuse_too_few_places(options: JobOptions, hosts: Sequence[tuple[str, int]]) -> None:
-    """Raise ArgumentError if `hosts` have fewer places than the job may have ranks."""
-    total = sum(count for _, count in hosts)
-    if options.max_ranks is not None and options.max_ranks > total:
-        spelt = ",".join(f"{name}:{count}" for name, count in hosts)
-        raise ArgumentError(f"--max-ranks {options.max_ranks}, but {spelt} has places for {total}; want more places")
 
 
 def hosts_beyond_this(hosts: str, ranks: int) -> str | None:

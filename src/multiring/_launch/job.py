@@ -125,7 +125,7 @@ class JobOptions:
         if self.min_ranks is not None:
             raise ArgumentError(
                 f"--min-ranks {self.min_ranks} {how}: ranks go on without lost ones on one host, with --hosts by ssh, "
-                "and in an allocation of Slurm; --max-restarts starts the job again"
+                "with --nodes, and in an allocation of Slurm"
             )
 
 

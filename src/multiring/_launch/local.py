@@ -54,13 +54,30 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
 
 def refuse_min_ranks(options: JobOptions, ranks: int, environment: Mapping[str, str]) -> None:
     """Raise ArgumentError if a job of `ranks` ranks on this host cannot go on without lost ranks as `options` say."""
-    least = options.min_ranks
-    if least is None:
-        return
-    if least > ranks:
-        raise ArgumentError(f"--min-ranks {least} of {ranks} ranks: want at most {ranks}")
+    refuse_wrong_numbers(options, ranks)
+    refuse_unfit_settings(options, environment)
+
+
+def refuse_wrong_numbers(options: JobOptions, ranks: int) -> None:
+    """Raise ArgumentError if a job of `ranks` ranks has fewer than `min_ranks` or more than `max_ranks`."""
+    if options.min_ranks is not None and options.min_ranks > ranks:
+        raise ArgumentError(f"--min-ranks {options.min_ranks} of {ranks} ranks: want at most {ranks}")
     if options.max_ranks is not None and options.max_ranks < ranks:
         raise ArgumentError(f"--max-ranks {options.max_ranks} of {ranks} ranks: want at least {ranks}")
+
+
+def refuse_too_few_places(options: JobOptions, hosts: Sequence[tuple[str, int]]) -> None:
+    """Raise ArgumentError if `hosts` have fewer places than the job may have ranks."""
+    total = sum(count for _, count in hosts)
+    if options.max_ranks is not None and options.max_ranks > total:
+        spelt = ",".join(f"{name}:{count}" for name, count in hosts)
+        raise ArgumentError(f"--max-ranks {options.max_ranks}, but {spelt} has places for {total}; want more places")
+
+
+def refuse_unfit_settings(options: JobOptions, environment: Mapping[str, str]) -> None:
+    """Raise ArgumentError if a job that goes on without lost ranks cannot have these options or this environment."""
+    if options.min_ranks is None:
+        return
     settings = Settings.from_environment(environment, horovod=options.horovod)
     if options.timeline is not None or settings.timeline is not None:
         raise ArgumentError("--min-ranks: a timeline of a job that goes on without lost ranks cannot be recorded yet")

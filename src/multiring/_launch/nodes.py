@@ -12,9 +12,9 @@ from multiring._launch.control_tcp import ControlListener, connect
 from multiring._launch.host_agent import Agent
 from multiring._launch.host_job import HostTask
 from multiring._launch.host_sessions import HostSession, HostSessions
-from multiring._launch.hosts import run_job, task_of, what_to_send
-from multiring._launch.hosts_job import HostsJob
+from multiring._launch.hosts import hosts_job, run_job, task_of, what_to_send
 from multiring._launch.job import JobOptions
+from multiring._launch.local import refuse_unfit_settings
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._runtime.bootstrap.addresses import TcpAddress, parse_address
 from multiring._settings import Settings, inherited_environment
@@ -58,13 +58,13 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
     """Run `command` as this node's ranks of a job, and return the job's exit code.
 
     All nodes wait until every node has come. Node 0 starts all ranks, decides about failures and restarts, and ends the
-    job. Each node shows the output of its own ranks.
+    job. Each node shows the output of its own ranks. With `options.max_ranks`, a node that was lost may come again.
 
     Args:
         command: the program and its arguments.
         ranks: the number of ranks of this node.
         place: this node's place.
-        options: options of the job. Those of node 0 decide about restarts and the time to save.
+        options: options of the job. Those of node 0 decide about restarts, lost ranks and the time to save.
 
     Raises:
         ArgumentError: no secret is set, or an option has an invalid value.
@@ -74,7 +74,6 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
-    options.refuse_min_ranks("with --nodes")
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
     if options.stdin_rank is not None:
@@ -82,6 +81,7 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
     environment = inherited_environment() | dict(options.variables)
     check_can_run("multiring run", command, environment)
     settings = Settings.from_environment(environment, horovod=options.horovod)
+    refuse_unfit_settings(options, environment)
     secret = _secret_of(settings)
     if place.node > 0:
         link = connect(place.meet, secret, place.node, settings.init_timeout_s)
@@ -104,7 +104,7 @@ def run_node(command: Sequence[str], ranks: int, place: NodePlace, options: JobO
     others = [HostSession(f"node {node}", node, ranks, shows_itself=True) for node in range(1, place.nodes)]
     sessions = HostSessions([HostSession(address.host, 0, ranks, HostSession.open_here), *others])
     try:
-        return run_job(sessions, lambda current, number: HostsJob(sessions, job, current, number, listener), options)
+        return run_job(sessions, lambda current, number: hosts_job(sessions, job, current, number, listener), options)
     finally:
         listener.close()
 
