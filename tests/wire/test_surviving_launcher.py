@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pty
 import secrets
 import signal
 import socket
@@ -81,10 +82,12 @@ class Folder:
         *words: str,
         patience: str = PATIENCE,
         program: Sequence[str] = ("sh", "train.sh", "3"),
+        before: Sequence[str] = (),
         out: int = subprocess.PIPE,
+        err: int = subprocess.PIPE,
     ) -> "subprocess.Popen[str]":
-        """Start a launcher, whose standard output is `out`."""
-        command = [sys.executable, "-m", "multiring", "run", "--survive-launcher", patience, "-n", "2"]
+        """Start a launcher, by the command `before` if there is one; `out` and `err` are its standard outputs."""
+        command = [*before, sys.executable, "-m", "multiring", "run", "--survive-launcher", patience, "-n", "2"]
         self._launchers.append(
             subprocess.Popen(
                 [*command, *words, "--", *program],
@@ -92,7 +95,7 @@ class Folder:
                 env={**os.environ, "TEST_MARK": self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=subprocess.PIPE,
+                stderr=err,
                 text=True,
                 start_new_session=True,
             )
@@ -241,6 +244,64 @@ def test_an_end_without_a_launcher_is_told_to_the_next_one(folder: Folder) -> No
     assert "this launcher has adopted the job, which has ended" in err
     wait_until(lambda: not folder.left())
     assert "the job has ended with exit code 5, without a launcher" in told(first)[2]
+
+
+def test_a_launcher_that_is_killed_before_it_has_the_exit_code_leaves_it_to_the_next_one(folder: Folder) -> None:
+    first = folder.launch()
+    folder.wait_for_steps()
+    keeper = folder.keeper()
+    first.send_signal(signal.SIGSTOP)  # the code is on its way
+    folder.stop(5)
+    wait_until(lambda: set(folder.left()) == {keeper, first.pid})
+    killed(first)
+    code, _, err = told(folder.launch())
+    assert code == 5
+    assert "this launcher has adopted the job, which has ended" in err
+    assert "was lost before it had the job's exit code, 5" in told(first)[2]
+    wait_until(lambda: not folder.left())
+
+
+def test_a_signal_after_the_end_ends_a_launcher_whose_output_nobody_reads(folder: Folder) -> None:
+    first = folder.launch(program=["sh", "-c", "head -c 200000 /dev/zero | tr '\\0' x; echo; touch over-$RANK"])
+    wait_until(lambda: all((folder.path / f"over-{rank}").exists() for rank in range(2)))
+    wait_until(lambda: len(folder.left()) == 2)  # the launcher and the keeper
+    while first.poll() is None:  # a signal may come before the keeper has seen the end
+        first.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert first.returncode in (0, 128 + signal.SIGTERM)
+    wait_until(lambda: not folder.left())
+
+
+def test_closed_outputs_take_nothing_from_a_job(folder: Folder) -> None:
+    first = folder.launch(before=["sh", "-c", 'exec "$@" >&- 2>&-', "sh"])
+    folder.wait_for_steps()
+    killed(first)
+    folder.wait_for_steps()
+    second = folder.launch(before=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert second.stderr is not None
+    wait_until(lambda: "adopted" in second.stderr.readline())  # type: ignore[union-attr]
+    folder.stop(5)
+    assert told(second)[0] == 5
+    wait_until(lambda: not folder.left())
+
+
+def test_a_terminal_that_is_stopped_holds_up_neither_signals_nor_the_job_of_a_killed_launcher(folder: Folder) -> None:
+    ours, theirs = pty.openpty()
+    program = ["sh", "train.sh", "3000"]  # a terminal is full after six lines
+    first = folder.launch(program=program, out=theirs, err=theirs)
+    folder.wait_for_steps()
+    killed(first)
+    folder.wait_for_steps(300)
+    second = folder.launch(program=program, out=theirs, err=theirs)
+    wait_until(lambda: "this job runs in this folder already" in told(folder.launch(program=program))[2])
+    second.send_signal(signal.SIGTERM)
+    wait_until(lambda: not [words for words in folder.left().values() if "train.sh" in words and "-m" not in words])
+    assert second.poll() is None  # it waits for the terminal
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    wait_until(lambda: not folder.left())
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["closed", "full"])

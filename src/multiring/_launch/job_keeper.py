@@ -51,7 +51,8 @@ class JobKeeper:
         self._code: int | None = None  # the job's exit code
         self._lost_s = self._ended_s = 0.0  # when the launcher was lost, and when the job ended
         self._write_until = 0.0  # when the last output is given up, once the job has ended
-        self._drops_output = False  # the launcher was asked to end after the job: it does not wait for a reader
+        self._was_asked = False  # the launcher was asked to end
+        self._drops_output = False  # it was asked again, or after the job: it does not wait for a reader
         self._is_told = self._is_taken = False  # the exit code was sent to the launcher, which has it
         self._ends = ""  # why the job takes no launcher any more
 
@@ -193,10 +194,11 @@ class JobKeeper:
         self._signal(number)
 
     def _signal(self, number: int) -> None:
+        if number not in PASSED_ON:
+            self._drops_output |= self._was_asked or self._code is not None
+            self._was_asked = True
         if self._code is None:
             os.kill(self._child, number)
-        elif number not in PASSED_ON:
-            self._drops_output = True
 
     def _say(self, text: str) -> None:
         self._outputs[-1].say(text)
@@ -221,7 +223,7 @@ class JobKeeper:
         if self._link is not None:
             self._link.close()
         lost, self._link, self._launcher, self._lost_s = self._launcher, None, None, time.monotonic()
-        self._is_told = self._drops_output = False
+        self._is_told = self._was_asked = self._drops_output = False
         if self._code is not None:
             self._say(
                 f"the launcher (pid {lost}) was lost before it had the job's exit code, {self._code}: for "

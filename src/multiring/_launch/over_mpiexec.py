@@ -137,4 +137,5 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the variables that describe a rank of an outer job."""
     place = environment_of(rank=0, size=1, local_rank=0, local_size=1, rank_process="", launched_in="", reports="")
+    place |= environment_of(min_ranks=1, intake=0)
     return {name: text for name, text in without_position(environment).items() if name not in place}

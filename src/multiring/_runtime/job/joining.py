@@ -167,7 +167,7 @@ def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: b
         wire_timeout_s=settings.wire_timeout_s,
         seal=settings.seal,
     )
-    if settings.min_ranks is not None:
+    if settings.min_ranks is not None and settings.reports is not None:  # otherwise there is no launcher for votes
         config.own_losses_only = True
     try:
         return Context(config)
