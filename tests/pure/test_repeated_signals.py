@@ -1,4 +1,4 @@
-"""A second SIGTERM ends the ranks at once, except Slurm's at a time limit, which comes within milliseconds."""
+"""A second SIGTERM ends the ranks at once, except one that comes within milliseconds, as Slurm's at a time limit."""
 
 import signal
 from types import SimpleNamespace
@@ -7,8 +7,6 @@ import pytest
 
 from multiring._launch import job as job_module
 from multiring._launch.job import Job
-
-SLURM = {"SLURM_JOB_ID": "7"}
 
 
 class AskedJob(Job):
@@ -24,24 +22,17 @@ class AskedJob(Job):
 
 
 @pytest.mark.parametrize(
-    ("environment", "second", "after_s", "killed_at"),
-    [
-        (SLURM, signal.SIGTERM, 0.01, 130.0),
-        (SLURM, signal.SIGTERM, 3.0, 103.0),
-        (SLURM, signal.SIGINT, 0.01, 100.01),
-        ({}, signal.SIGTERM, 0.01, 100.01),
-    ],
+    ("second", "after_s", "killed_at"),
+    [(signal.SIGTERM, 0.01, 130.0), (signal.SIGTERM, 3.0, 103.0), (signal.SIGINT, 0.01, 100.01)],
 )
 def test_the_second_signal(
     monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
     second: signal.Signals,
     after_s: float,
     killed_at: float,
 ) -> None:
     now = 100.0
     monkeypatch.setattr(job_module, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(job_module, "inherited_environment", lambda: environment)
     job = AskedJob([], None, 30.0)
     assert job.kills_at(signal.SIGTERM) == 130.0
     now += after_s

@@ -272,6 +272,29 @@ def test_a_signal_after_the_end_ends_a_launcher_whose_output_nobody_reads(folder
     wait_until(lambda: not folder.left())
 
 
+def test_a_machine_that_ends_asks_all_processes_and_leaves_the_ranks_their_time(folder: Folder) -> None:
+    program = """
+import os, signal, sys, time
+from pathlib import Path
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+Path(f"pid-{os.environ['RANK']}").touch()
+while not asked:
+    time.sleep(0.02)
+time.sleep(3)
+Path(f"saved-{os.environ['RANK']}").touch()
+print("SAVED", flush=True)
+"""
+    first = folder.launch(program=[sys.executable, "-c", program])
+    wait_until(lambda: all((folder.path / f"pid-{rank}").exists() for rank in range(2)))
+    for pid in folder.left():
+        os.kill(pid, signal.SIGTERM)
+    code, out, err = told(first)
+    assert code == 128 + signal.SIGTERM, err
+    assert sorted(out.split()) == ["SAVED", "SAVED", "[0]", "[1]"], err
+    wait_until(lambda: not folder.left())
+
+
 def test_closed_outputs_take_nothing_from_a_job(folder: Folder) -> None:
     first = folder.launch(before=["sh", "-c", 'exec "$@" >&- 2>&-', "sh"])
     folder.wait_for_steps()

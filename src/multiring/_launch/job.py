@@ -29,12 +29,11 @@ from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, S
 from multiring._launch.signals import PASSED_ON, StopSignals
 from multiring._launch.tracebacks import TracebackFolder, Tracebacks
 from multiring._limits.processes import is_limit, limits_told
-from multiring._settings import inherited_environment
 from multiring.errors import ArgumentError, LaunchError
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
-_REPEATED_S = 2.0  # a SIGTERM of Slurm that comes again within this time is the same request
+_REPEATED_S = 2.0  # a SIGTERM that comes again within this time is the same request
 GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
@@ -378,9 +377,9 @@ class Job:
             self._pass_on(number)
             return
         if self._kill_at is not None:
-            # At a time limit Slurm sends SIGTERM twice at once, and means one request.
-            is_repeated = number == signal.SIGTERM and time.monotonic() < self._asked_s + _REPEATED_S
-            if not (is_repeated and "SLURM_JOB_ID" in inherited_environment()):
+            # At a time limit Slurm sends SIGTERM twice at once, and means one request. At a machine's end, this process
+            # gets its own SIGTERM, and that of its keeper, which was asked, too.
+            if number != signal.SIGTERM or time.monotonic() >= self._asked_s + _REPEATED_S:
                 self._kill_at = time.monotonic()  # the second signal asks for an immediate end
             return
         self.was_stopped, self._asked_s = True, time.monotonic()

@@ -194,9 +194,6 @@ class JobKeeper:
         self._signal(number)
 
     def _signal(self, number: int) -> None:
-        if number not in PASSED_ON:
-            self._drops_output |= self._was_asked or self._code is not None
-            self._was_asked = True
         if self._code is None:
             os.kill(self._child, number)
 
@@ -215,6 +212,9 @@ class JobKeeper:
         if message is None:
             self._lose_launcher()
         elif isinstance(number := message.get("signal"), int):
+            if number not in PASSED_ON:
+                self._drops_output |= self._was_asked or self._code is not None
+                self._was_asked = True
             self._signal(number)
         elif "taken" in message:
             self._is_taken = True
