@@ -22,9 +22,10 @@ def started(hosts: SshHosts, number: int, *words: str, **variables: str) -> Proc
 
 
 def all_started(hosts: SshHosts, *words: str, **variables: str) -> list[Process]:
-    """Start all nodes, and wait until their ranks train together."""
+    """Start all nodes, and wait until their ranks have committed a step together."""
     nodes = [started(hosts, number, *words, **variables) for number in range(NODES)]
     wait_for_size(nodes[0], NODES)
+    hosts.as_root(hosts.lab.hosts[0], f"for try in $(seq 250); do [ -s {HOME}/log-0 ] && exit; sleep 0.1; done; exit 1")
     return nodes
 
 
