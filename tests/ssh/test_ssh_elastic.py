@@ -73,6 +73,21 @@ def test_lost_ranks_and_hosts_are_replaced(own_hosts: SshHosts) -> None:
         assert hosts.wait_until_gone(number) == []
 
 
+def test_ranks_of_a_dead_host_are_replaced_on_an_unused_one_at_once(own_hosts: SshHosts) -> None:
+    """The dead host does not even refuse a connection, so ssh would wait for it for a minute."""
+    hosts = own_hosts
+    process = started(hosts, *("-n", "2", "--hosts", "host0:1,host1:1,host2:1", "--min-ranks", "1", "--max-ranks", "2"))
+    wait_for_size(process, 2)
+    time.sleep(1)
+    hosts.lab.apply(parse_fault(["kill", "host1"], hosts.lab.plan))
+    wait_for_size(process, 1)
+    wait_for_size(process, 2)
+    told, err = ends(hosts, process)
+    assert [(born, is_right) for born, _, is_right, _ in told] == [(0, True), (2, True)], err
+    assert "rank 2 is started as a newcomer on host2" in err
+    assert "host1 does not come" not in err
+
+
 @pytest.mark.parametrize(("fault", "mend"), [("cut", "mend"), ("freeze", "thaw")])
 def test_of_two_halves_one_goes_on(own_hosts: SshHosts, fault: str, mend: str) -> None:
     hosts = own_hosts

@@ -51,6 +51,31 @@ def test_mpiexec(mpi: str, tmp_path: Path) -> None:
     assert_summed(run([*prefix, sys.executable, script_in(tmp_path)], variables))
 
 
+# Rank 1 never calls init, or ends by an error after it has been in the job once.
+ABSENT = """
+import os, sys, time, multiring
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+if sys.argv[1] == "ended":
+    multiring.init()
+    multiring.shutdown()
+if rank == 1:
+    sys.exit("boom") if sys.argv[1] == "ended" else time.sleep(1000)
+multiring.init()
+"""
+
+
+@pytest.mark.parametrize(("mpi", "absence"), [("mpich", "ended"), ("openmpi", "late")])
+def test_a_rank_that_does_not_come_is_waited_for_only_so_long_under_mpiexec(
+    mpi: str, absence: str, tmp_path: Path
+) -> None:
+    prefix, variables = mpi_job(mpi)
+    program = tmp_path / "absent.py"
+    program.write_text(ABSENT)
+    done = run([*prefix, sys.executable, str(program), absence], variables | {"MULTIRING_INIT_TIMEOUT_S": "4"})
+    assert done.returncode != 0
+    assert "RendezvousError: rank 0 has waited for the other 1 ranks of MPI for 4 s" in done.stderr
+
+
 @pytest.mark.parametrize("mpi", LIBRARY)
 def test_under_mpiexec_the_secret_is_in_no_command_line_or_environment_or_file(mpi: str, tmp_path: Path) -> None:
     prefix, variables = mpi_job(mpi)

@@ -303,11 +303,13 @@ class GrowingHostsJob(Growing, _RelayingJob):
             if session.is_open and not session.is_over and len(self._running_on(session)) < self._slots_of(session):
                 return session
         if not self._late:
+            # A host that was lost may not answer for a minute, so hosts that were not used yet come first.
+            if self._spares and self._source is not None:
+                self._sessions.all.append(self._source.session_of(self._spares.pop(0), len(self._sessions.all)))
+                self._have_come(self._sessions.all[-1])
+                return None
             wanted = [each for each in usable if each.is_opened_here and self._slots_of(each)]
             gone = next((each for each in wanted if each.link is None), None)
-            if gone is None and self._spares and self._source is not None:
-                gone = self._source.session_of(self._spares.pop(0), len(self._sessions.all))
-                self._sessions.all.append(gone)
             if gone is not None:
                 self._have_come(gone)
         return None

@@ -20,7 +20,7 @@ from multiring._runtime.bootstrap.rendezvous_point import (
     meet_by_exchange,
     secret_of,
 )
-from multiring._runtime.engines.mpi_library import check_place, load_mpi
+from multiring._runtime.engines.mpi_library import await_ranks, check_place, load_mpi
 from multiring._settings import TORCH_PLACE, Settings, environment_of, places_told
 from multiring.errors import ArgumentError, LaunchError
 
@@ -308,6 +308,7 @@ def _over_mpi(settings: Settings, foreign: Mapping[str, str], launched: tuple[in
     mpi = load_mpi(foreign)
     check_place(mpi, rank, size, "mpiexec" if source == "mpi" else source)
     world = mpi.COMM_WORLD
+    await_ranks(mpi, settings.init_timeout_s)
     words = world.Dup()  # keeps multiring's messages apart from the program's
     try:
         here = host_id()

