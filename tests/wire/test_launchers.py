@@ -51,7 +51,7 @@ def test_mpiexec(mpi: str, tmp_path: Path) -> None:
     assert_summed(run([*prefix, sys.executable, script_in(tmp_path)], variables))
 
 
-# Rank 1 never calls init, or ends by an error after it has been in the job once.
+# Rank 1 initialises MPI and never calls init, or ends by an error after it has been in the job once.
 ABSENT = """
 import os, sys, time, multiring
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
@@ -59,6 +59,7 @@ if sys.argv[1] == "ended":
     multiring.init()
     multiring.shutdown()
 if rank == 1:
+    import mpi4py.MPI
     sys.exit("boom") if sys.argv[1] == "ended" else time.sleep(1000)
 multiring.init()
 """
