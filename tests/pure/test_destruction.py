@@ -90,6 +90,7 @@ KNOWN_BY = {
     "_launch/pickled_call.py::CallFolder.take": OWN_FOLDER,
     "_launch/pickled_call.py::unnamed_file": "memory without a name",
     "_launch/standard_streams.py::open_closed_streams": "the null device",
+    "_launch/terminal_writes.py::write_ready": "a terminal, which is opened again and not changed",
     "_replacing.py::replace_files": "its caller's is_ours, told the content",
     "_runtime/tracing/last_rank.py::merge_if_last": "parts that merge has read",
     "_runtime/tracing/recording.py::Recording.remove": "a part that this process holds by a lock",
