@@ -36,7 +36,7 @@ LAYERS = (
     "_native",
     "_settings",
     "_foreign_variables | _setting_values | _replacing | _file_locks | _strict_json | optim | frontend | gradients",
-    "_first_use | _limits | _steps | _web",
+    "_arguments | _first_use | _limits | _steps | _web",
     "errors | _former_names | _version",
 )
 # The order of the parts of one package, from the top, as in LAYERS.

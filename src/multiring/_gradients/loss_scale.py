@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multiring.convergence.arguments import require_number
+from multiring._arguments import require_number, require_whole
 from multiring.errors import ArgumentError
 
 
@@ -48,7 +48,10 @@ class LossScale:
         require_number("scale", self.scale)
         require_number("growth", self.growth, least=1.0)
         require_number("backoff", self.backoff, below=1.0)
-        if not (self.backoff > 0 and self.scale > 0 and self.patience >= 1 and 0 < self.least <= self.most):
+        for name in ("least", "most"):
+            require_number(name, getattr(self, name))
+        require_whole("patience", self.patience, 1)
+        if not (self.backoff > 0 and self.scale > 0 and 0 < self.least <= self.most):
             raise ArgumentError(f"{self}: want scales above 0, the least below the most, and a patience of 1 or more")
 
     @property

@@ -1,10 +1,10 @@
 """The options of gradient reduction, and the check that they do not contradict each other."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multiring._arguments import require_flag, require_number, whole
 from multiring._gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring._schedule import WIRES, wire_of
 from multiring.errors import ArgumentError
@@ -109,8 +109,9 @@ class GradientOptions:
                 f"gradient_predivide_factor={self.predivide!r} with op={self.op!r}: gradient_predivide_factor is not "
                 "supported with op != Average; divide the loss instead"
             )
-        if not self.predivide > 0:
-            raise ArgumentError(f"gradient_predivide_factor={self.predivide!r}: want a number above 0")
+        require_number("gradient_predivide_factor", self.predivide, above=True)
+        require_flag("error_feedback", self.error_feedback)
+        require_flag("sparse_as_dense", self.sparse_as_dense)
         if self.factors is None:
             self._require_compressor()
         elif self.op == "adasum":
@@ -226,7 +227,5 @@ def matrix_shape(spec: GradientSpec) -> tuple[int, int]:
 
 
 def _is_integer(value: Any, least: int) -> bool:
-    try:
-        return operator.index(value) >= least
-    except TypeError:
-        return False
+    found = whole(value)
+    return found is not None and found >= least

@@ -13,8 +13,9 @@ size", ICLR 2018, arXiv 1711.00489.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from multiring.convergence.arguments import require_choice, require_number
+from multiring._arguments import require_choice, require_number, require_whole, shown
 from multiring.errors import ArgumentError
 
 
@@ -47,6 +48,9 @@ class Constant(LearningRateSchedule):
 
     factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        require_number("Constant factor", self.factor, -math.inf)
+
     def __call__(self, step: float) -> float:  # noqa: ARG002 -- the signature of LearningRateSchedule
         """Return the constant factor."""
         return self.factor
@@ -77,7 +81,9 @@ class Polynomial(LearningRateSchedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_above_zero("Polynomial", self.steps)
+        require_number("Polynomial steps", self.steps, above=True)
+        require_number("Polynomial power", self.power)
+        require_number("Polynomial end", self.end, -math.inf)
 
     def __call__(self, step: float) -> float:
         """Return the factor; `end` after `steps` steps."""
@@ -93,7 +99,8 @@ class Cosine(LearningRateSchedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_above_zero("Cosine", self.steps)
+        require_number("Cosine steps", self.steps, above=True)
+        require_number("Cosine end", self.end, -math.inf)
 
     def __call__(self, step: float) -> float:
         """Return the factor; `end` after `steps` steps."""
@@ -107,6 +114,10 @@ class Steps(LearningRateSchedule):
 
     at: tuple[float, ...]
     factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_steps("Steps at", self.at)
+        require_number("Steps factor", self.factor)
 
     def __call__(self, step: float) -> float:
         """Return the factor."""
@@ -132,7 +143,11 @@ class GrowingBatch:
     most: int = 2**62
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.most < self.batch or not 0 < self.factor < 1:
+        for name in ("batch", "most"):
+            require_whole(f"GrowingBatch {name}", getattr(self, name), 1)
+        _require_steps("GrowingBatch at", self.at)
+        require_number("GrowingBatch factor", self.factor, below=1.0)
+        if self.most < self.batch or self.factor == 0:
             raise ArgumentError(f"{self}: want a batch of 1 or more, at most `most`, and a factor between 0 and 1")
 
     def at_step(self, step: float) -> tuple[int, float]:
@@ -155,8 +170,9 @@ def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> f
         ArgumentError: the rule is unknown, or a batch size is not above 0.
     """
     require_choice("rule", rule, ("linear", "sqrt"))
-    _require_above_zero("scaled_rate", batch)
-    _require_above_zero("scaled_rate", to)
+    rate = require_number("scaled_rate: rate", rate)
+    batch = require_number("scaled_rate: batch", batch, above=True)
+    to = require_number("scaled_rate: to", to, above=True)
     return rate * (to / batch if rule == "linear" else math.sqrt(to / batch))
 
 
@@ -169,6 +185,8 @@ def advanced(schedule: LearningRateSchedule, gains: Sequence[float]) -> list[flo
     return found
 
 
-def _require_above_zero(what: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ArgumentError(f"{what}({value!r}): want a finite number above 0")
+def _require_steps(what: str, at: Any) -> None:
+    if not isinstance(at, Sequence) or isinstance(at, str):
+        raise ArgumentError(f"{what}={shown(at)}: want a list of steps")
+    for each in at:
+        require_number(what, each)

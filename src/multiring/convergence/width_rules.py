@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from multiring.convergence.arguments import require_choice
+from multiring._arguments import require_choice
 from multiring.errors import ArgumentError
 
 Axes = tuple[int | None, int | None]

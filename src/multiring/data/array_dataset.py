@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from multiring._arguments import require_flag, require_seed, shown
 from multiring.data.orders import ExactOrder, Order, SequentialOrder
 from multiring.errors import ArgumentError
 
@@ -19,10 +20,14 @@ class ArrayDataset:
         shuffle: whether each epoch has another order; False keeps the order of the arrays, for evaluation.
 
     Raises:
-        ArgumentError: there is no array or no sample, the numbers of samples differ, or an array holds Python objects.
+        ArgumentError: there is no array or no sample, the numbers of samples differ, an array holds Python objects,
+            `seed` is not a whole number, or `shuffle` not a truth value.
     """
 
     def __init__(self, arrays: Mapping[str, Any], *, seed: int = 0, shuffle: bool = True) -> None:
+        if not isinstance(arrays, Mapping):
+            raise ArgumentError(f"arrays={shown(arrays)}: want a dict of arrays, such as {{'image': images}}")
+        seed, shuffle = require_seed("seed", seed), require_flag("shuffle", shuffle)
         self._arrays = {name: np.asarray(value) for name, value in arrays.items()}
         shapes = {name: value.shape for name, value in self._arrays.items()}
         lengths = {shape[0] if shape else 0 for shape in shapes.values()}

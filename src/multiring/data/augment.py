@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import is_number, require_flag, require_function, require_whole, shown
 from multiring.data.jpeg import Region
 from multiring.data.readers.limits import library
 from multiring.errors import ArgumentError
@@ -18,6 +19,7 @@ from multiring.errors import ArgumentError
 Record = dict[str, Any]
 Transform = Callable[[Record, np.random.Generator], Record]
 
+_MOST_SIDE = 1 << 16  # pixels; a square of this side has more than data.readers.limits.Limits allow a picture
 _TRIALS = 10  # of a random shape that fits into the image
 
 
@@ -79,7 +81,9 @@ class _Crop:
 
     def __call__(self, record: Record, generator: np.random.Generator) -> Record:
         """Crop the record's image."""
-        image = record[self.field]
+        image = record.get(self.field)
+        if image is None:
+            raise ArgumentError(f"field={self.field!r}: the record has the fields {', '.join(map(repr, record))}")
         record[self.field] = cut(image, self.region(*_size(image), generator))
         return self.finish(record, generator)
 
@@ -103,12 +107,18 @@ class RandomCrop(_Crop):
         mirrored: whether the square is mirrored left to right with probability 1/2.
         field: the record's field that holds the image (height, width, channels).
         then: a transform of the record with the square.
+
+    Raises:
+        ArgumentError: `size` is not a whole number from 1 on, or another argument has a wrong type.
     """
 
     size: int
     mirrored: bool = False
     field: str = "image"
     then: Transform | None = None
+
+    def __post_init__(self) -> None:
+        _require_crop(self)
 
     def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
         """Return a square at a random position."""
@@ -131,11 +141,17 @@ class CenterCrop(_Crop):
         size: the square's side in pixels.
         field: the record's field that holds the image (height, width, channels).
         then: a transform of the record with the square.
+
+    Raises:
+        ArgumentError: `size` is not a whole number from 1 on, or another argument has a wrong type.
     """
 
     size: int
     field: str = "image"
     then: Transform | None = None
+
+    def __post_init__(self) -> None:
+        _require_crop(self)
 
     def region(self, height: int, width: int, generator: np.random.Generator) -> Region:  # noqa: ARG002 -- as CropsFirst
         """Return the square in the middle."""
@@ -160,8 +176,8 @@ class RandomResizedCrop(_Crop):
         then: a transform of the record with the square.
 
     Raises:
-        ArgumentError: a bound of `scale` or `ratio` is not positive, the first exceeds the second, or a share
-            exceeds 1.
+        ArgumentError: `size` is not a whole number from 1 on, a bound of `scale` or `ratio` is not positive, the first
+            exceeds the second, a share exceeds 1, or another argument has a wrong type.
     """
 
     size: int
@@ -172,10 +188,13 @@ class RandomResizedCrop(_Crop):
     then: Transform | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ArgumentError(f"scale={self.scale}: want two shares of the area with 0 < first <= second <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ArgumentError(f"ratio={self.ratio}: want two ratios of width to height with 0 < first <= second")
+        _require_crop(self)
+        if not _are_bounds(self.scale) or self.scale[1] > 1:
+            raise ArgumentError(f"scale={shown(self.scale)}: want two shares of the area with 0 < first <= second <= 1")
+        if not _are_bounds(self.ratio):
+            raise ArgumentError(
+                f"ratio={shown(self.ratio)}: want two ratios of width to height with 0 < first <= second"
+            )
 
     def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
         """Return a random rectangle."""
@@ -197,6 +216,23 @@ class RandomResizedCrop(_Crop):
         square = np.asarray(picture.resize((self.size, self.size), images.Resampling.BILINEAR))
         record[self.field] = square[:, ::-1] if self.mirrored and generator.integers(2) else square
         return _Crop.finish(self, record, generator)
+
+
+def _require_crop(crop: Any) -> None:
+    """Raise ArgumentError for options of a crop that would fail, or be wrong, at the first image."""
+    require_whole("size", crop.size, 1, _MOST_SIDE)
+    if not isinstance(crop.field, str):
+        raise ArgumentError(f"field={shown(crop.field)}: want the name of the record's field that holds the image")
+    if crop.then is not None:
+        require_function("then", crop.then, "a transform of the record, or None")
+    require_flag("mirrored", getattr(crop, "mirrored", False))
+
+
+def _are_bounds(pair: Any) -> bool:
+    """Return whether `pair` is two numbers above 0, the second not below the first."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(is_number, pair)):
+        return False
+    return bool(0 < pair[0] <= pair[1] < math.inf)
 
 
 def _size(image: NDArray[Any]) -> tuple[int, int]:

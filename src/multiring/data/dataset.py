@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from multiring._arguments import require_flag, require_function, require_seed, require_whole, shown, whole
 from multiring._runtime import Group, is_initialized, world
 from multiring._settings import Settings
 from multiring.data.caching.blocks import BlockCache
@@ -87,8 +88,8 @@ class Dataset:
             has a quota.
 
     Raises:
-        ArgumentError: the path, format or order does not exist; or an exact order would read more than
-            `read_amplification` allows, because the format cannot read single samples.
+        ArgumentError: the path, format or order does not exist; an exact order would read more than
+            `read_amplification` allows, because the format cannot read single samples; or an argument has a wrong type.
         DataError: a file is damaged.
         UnsupportedError: the library that reads the format is missing.
     """
@@ -106,9 +107,14 @@ class Dataset:
         cache: str | Path | BlockCache | None = None,
     ) -> None:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
+        seed, decode = require_seed("seed", seed), require_flag("decode", decode)
+        if transform is not None:
+            require_function("transform", transform, "a function of a record and a random generator, or None")
+        if limits is not None and not isinstance(limits, Limits):
+            raise ArgumentError(f"limits={shown(limits)}: want a Limits, or None")
         self.limits = limits or Limits()
         self.clock = StageClock()
-        self.storage = url if isinstance(url, Storage) else open_storage(str(url))
+        self.storage = url if isinstance(url, Storage) else open_storage(url)
         self._hosts = _Hosts()
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
@@ -147,21 +153,27 @@ class Dataset:
             length: samples of an epoch; by default the number of stored samples.
 
         Raises:
-            ArgumentError: the number of weights is wrong, a weight is negative or not finite, or all weights are 0.
+            ArgumentError: the number of weights is wrong, a weight is no number, is negative or not finite, all weights
+                are 0, or `length` is not a whole number from 1 on.
         """
+        if np.ndim(weights) != 1:
+            raise ArgumentError(f"weights={shown(weights)}: want one weight for each of {len(self)} samples")
         if len(weights) != len(self):
             raise ArgumentError(f"{len(weights)} weights for {len(self)} samples: want one weight for each sample")
+        count = len(self) if length is None else require_whole("length", length, 1)
         made = object.__new__(Dataset)
-        made.__dict__ |= self.__dict__ | {"order": WeightedOrder(weights, length or len(self), self.seed)}
+        made.__dict__ |= self.__dict__ | {"order": WeightedOrder(weights, count, self.seed)}
         return made
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
         """Return a sample, decoded and augmented as in `epoch`.
 
         Raises:
+            ArgumentError: an argument is not a whole number.
             DataError: the sample is damaged, or the transform raised an exception.
             IndexError: no sample has this number.
         """
+        number, epoch, draw = _whole_numbers(number=number, epoch=epoch, draw=draw)
         (finish,) = self._maker.begin([number], epoch, [draw], self.source.record, {})
         return finish()
 
@@ -325,6 +337,15 @@ def read_amplification(source: Any) -> float:
     return float(sizes / max(1, sum(each.size_bytes for each in source.shards)))
 
 
+def _whole_numbers(**values: int) -> tuple[int, ...]:
+    """Return whole numbers as ints: random numbers depend on their texts, and 2.5 has one, too."""
+    found = tuple(map(whole, values.values()))
+    for name, value in zip(values, found, strict=True):
+        if value is None:
+            raise ArgumentError(f"{name}={shown(values[name])}: want a whole number")
+    return tuple(each for each in found if each is not None)
+
+
 class Mixture:
     """Several data sets mixed by weight: see `MixtureOrder`.
 
@@ -341,6 +362,9 @@ class Mixture:
     def __init__(
         self, datasets: Sequence[Dataset], weights: Sequence[float], *, seed: int = 0, length: int | None = None
     ) -> None:
+        seed = require_seed("seed", seed)
+        if not isinstance(datasets, Sequence) or not datasets or not all(hasattr(each, "order") for each in datasets):
+            raise ArgumentError(f"datasets={shown(datasets)}: want a list of data sets")
         self._datasets = tuple(datasets)
         counts = [len(each) for each in datasets]
         self.order: Order = MixtureOrder([each.order for each in datasets], weights, seed, length, counts)
@@ -349,7 +373,11 @@ class Mixture:
         self.digest = digest_of_order("mixture of", [each.digest for each in datasets])
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
-        """Return a sample. Numbers count through the data sets, one after the other."""
+        """Return a sample. Numbers count through the data sets, one after the other.
+
+        The errors are those of `Dataset.sample`.
+        """
+        number, epoch, draw = _whole_numbers(number=number, epoch=epoch, draw=draw)
         owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
         if not 0 <= owner < len(self._datasets):
             raise IndexError(f"sample {number} does not exist: the data set has {len(self)} samples")

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
+from multiring._arguments import require_flag, require_function, require_seed, require_whole, shown, whole
 from multiring.data.orders import digest_of_order
 from multiring.errors import ArgumentError
 
@@ -27,15 +28,20 @@ class ElasticOrder:
             shuffle: whether each epoch is shuffled differently, in the same way on all ranks.
             seed: the seed of the shuffling; it must be the same on all ranks.
             place: returns this rank and the number of ranks; called at each reset.
+
+        Raises:
+            ArgumentError: `dataset` has no length, `seed` is not a whole number, or `shuffle` not a truth value.
         """
+        if not isinstance(dataset, Sized):
+            raise ArgumentError(f"dataset={shown(dataset)}: want a data set with a length")
         self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
+        self.shuffle = require_flag("shuffle", shuffle)
+        self.seed = require_seed("seed", seed)
         self.epoch = 0
         self.processed_num = 0
         self.processed_indices: set[int] = set()
         self.records_indices = False  # whether this rank records single samples (`record_indices`)
-        self._place = place
+        self._place = require_function("place", place)
         self.reset()
 
     def reset(self) -> None:
@@ -71,14 +77,22 @@ class ElasticOrder:
         """Begin `epoch` with no processed samples.
 
         Call this at the end of the previous epoch.
+
+        Raises:
+            ArgumentError: `epoch` is not a whole number from 0 on.
         """
-        self.epoch = epoch
+        self.epoch = require_whole("epoch", epoch)
         self.processed_num = 0
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002 -- Horovod's signature
-        """Record that every rank has processed its next `batch_size` samples."""
+        """Record that every rank has processed its next `batch_size` samples.
+
+        Raises:
+            ArgumentError: `batch_size` is not a whole number from 0 on.
+        """
+        batch_size = require_whole("batch_size", batch_size)
         self._counted = min(self._counted + batch_size * self.num_replicas, len(self._positions))
         if self._counted:
             self.processed_num = self._positions[self._counted - 1] + 1
@@ -92,11 +106,13 @@ class ElasticOrder:
         Raises:
             ArgumentError: an index is not in the data set.
         """
-        found = {int(index) for index in indices}
         count = len(self.dataset)
-        for index in found:
-            if not 0 <= index < count:
-                raise ArgumentError(f"sample {index} of a dataset of {count}: want 0 to {count - 1}")
+        found = set()
+        for index in indices:
+            number = whole(index)
+            if number is None or not 0 <= number < count:
+                raise ArgumentError(f"sample {shown(index)} of a dataset of {count}: want 0 to {count - 1}")
+            found.add(number)
         self.records_indices = True
         self.processed_indices |= found
 

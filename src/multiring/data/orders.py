@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import is_number, require_whole, shown, whole
 from multiring.data.permutation import Numbers, Permutation, hashed, keyed_words
 from multiring.errors import ArgumentError
 
@@ -47,12 +48,11 @@ class Shuffle:
     read_amplification: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise ArgumentError(f"shuffle={self.kind!r}: want {' or '.join(map(repr, _KINDS))}, or a Shuffle of these")
-        if self.window < 1:
-            raise ArgumentError(f"Shuffle(window={self.window!r}): want 1 shard or more")
-        if not self.read_amplification >= 1:
-            raise ArgumentError(f"Shuffle(read_amplification={self.read_amplification!r}): want 1 or more")
+        require_whole("Shuffle: window", self.window, 1, wanted="1 shard or more, a whole number")
+        if not is_number(self.read_amplification) or not self.read_amplification >= 1:  # so that NaN is wrong
+            raise ArgumentError(f"Shuffle: read_amplification={shown(self.read_amplification)}: want 1 or more")
 
 
 class Recent(Generic[Value]):
@@ -110,9 +110,10 @@ def _within(places: Any, length: int) -> Numbers:
 
 
 def _require_length(length: int) -> int:
-    if length < 1:
-        raise ArgumentError(f"an order of {length} samples: want at least one")
-    return length
+    found = whole(length)
+    if found is None or found < 1:
+        raise ArgumentError(f"an order of {shown(length)} samples: want at least one, and a whole number")
+    return found
 
 
 class SequentialOrder:
@@ -243,6 +244,17 @@ class WindowedOrder:
         return Permutation(end - int(begins[first]), "window", self._seed, epoch, window)
 
 
+def numbers_of(values: Any) -> NDArray[np.float64] | None:
+    """Return numbers as float64; None if they are texts or truth values, or no sequence of numbers."""
+    if isinstance(values, list | tuple) and any(isinstance(each, bool | str | bytes) for each in values):
+        return None  # NumPy would make numbers of truth values beside numbers
+    try:
+        found = np.asarray(values)
+        return found.astype(np.float64) if found.dtype.kind in "iufO" else None
+    except (TypeError, ValueError, RuntimeError):  # of objects that are no numbers, or of an array on a device
+        return None
+
+
 class WeightedOrder:
     """Samples drawn with replacement, in proportion to their weights.
 
@@ -257,12 +269,13 @@ class WeightedOrder:
 
     def __init__(self, weights: Sequence[float] | NDArray[np.floating[Any]], length: int, seed: int) -> None:
         self.length = _require_length(length)
-        shares = np.asarray(weights, dtype=np.float64)
-        if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
+        shares = numbers_of(weights)
+        is_right = shares is not None and shares.ndim == 1 and np.isfinite(shares).all() and (shares >= 0).all()
+        if shares is None or not is_right or not shares.sum() > 0:
             raise ArgumentError("weights: want one finite number >= 0 for each sample, and at least one weight > 0")
         self._edges = np.cumsum(shares / shares.sum())
         told = hashlib.blake2b(self._edges.astype("<f8").tobytes(), digest_size=16).hexdigest()
-        self.digest = digest_of_order("weighted", told, length, seed)
+        self.digest = digest_of_order("weighted", told, self.length, seed)
         # If rounding leaves the last edge below 1, draws beyond it take the last sample with a weight above 0.
         self._last = int(np.flatnonzero(shares)[-1])
         self._seed = seed
@@ -306,8 +319,10 @@ class MixtureOrder:
         length: int | None = None,
         numbered: Sequence[int] | None = None,
     ) -> None:
-        if not sources or len(weights) != len(sources) or not all(0 < each < math.inf for each in weights):
-            raise ArgumentError(f"{len(sources)} data sets and weights {list(weights)}: want a weight > 0 for each")
+        shares = numbers_of(weights)
+        is_right = shares is not None and shares.shape == (len(sources),) and np.isfinite(shares).all()
+        if shares is None or not sources or not is_right or not (shares > 0).all():
+            raise ArgumentError(f"{len(sources)} data sets and weights {shown(weights)}: want a weight > 0 for each")
         self.length = _require_length(sum(each.length for each in sources) if length is None else length)
         self._sources = tuple(sources)
         # Fractions are exact, so that the counts are the same on every machine.

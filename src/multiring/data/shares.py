@@ -6,6 +6,7 @@ have parts of given sizes, which are spread over the batch in the same way.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import require_flag, require_seed, require_whole
 from multiring.errors import ArgumentError
 
 Sample = TypeVar("Sample")
@@ -24,7 +26,7 @@ class Share:
     """A rank's part of a global batch, as numbers of samples.
 
     Raises:
-        ArgumentError: the batch has no samples.
+        ArgumentError: the batch has no samples, or the numbers contradict each other.
     """
 
     samples: int  # samples of this rank
@@ -33,8 +35,15 @@ class Share:
     least: int  # samples of the rank with the fewest samples
 
     def __post_init__(self) -> None:
+        for name in ("samples", "total", "ranks", "least"):
+            require_whole(f"Share: {name}", getattr(self, name), 1 if name == "ranks" else 0)
         if self.total < 1:
             raise ArgumentError("a batch of 0 samples: want at least one")
+        if self.least > self.samples or self.samples > self.total:
+            raise ArgumentError(
+                f"a share of {self.samples} of {self.total} samples, and of {self.least} on the rank with the fewest: "
+                "want least <= samples <= total"
+            )
 
     @property
     def weight(self) -> float:
@@ -50,7 +59,12 @@ def shard_batch(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
     """Return the samples of `batch` that belong to `rank`.
 
     The result is empty if the batch has fewer than `rank + 1` samples.
+
+    Raises:
+        ArgumentError: `ranks` is not a whole number from 1 on, or `rank` is not in 0 ... `ranks` - 1.
     """
+    ranks = require_whole("ranks", ranks, 1)
+    rank = require_whole("rank", rank, 0, ranks - 1)
     return list(batch[rank::ranks])
 
 
@@ -81,8 +95,15 @@ def merge_batches(
         batches: the batches to join; the iterable may be infinite.
         count: 1 or more.
         drops_last: whether to discard the last batches if they are fewer than `count`.
+
+    Raises:
+        ArgumentError: `count` is not a whole number from 1 on.
     """
-    source = iter(batches)
+    # The checks come before the first batch is asked for, so this function is no generator itself.
+    return _merged(iter(batches), require_whole("count", count, 1, sys.maxsize), require_flag("drops_last", drops_last))
+
+
+def _merged(source: Iterator[Iterable[Sample]], count: int, drops_last: bool) -> Iterator[list[Sample]]:  # noqa: FBT001
     while group := list(islice(source, count)):
         if drops_last and len(group) < count:
             return
@@ -90,6 +111,11 @@ def merge_batches(
 
 
 def seed_for(seed: int, rank: int) -> int:
-    """Return a seed for `rank`, 0 to 2^63 - 1, that differs between ranks."""
+    """Return a seed for `rank`, 0 to 2^63 - 1, that differs between ranks.
+
+    Raises:
+        ArgumentError: `seed` is not a whole number, or `rank` is not one from 0 on.
+    """
+    seed, rank = require_seed("seed", seed), require_whole("rank", rank)
     digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -5,10 +5,10 @@ first. If the function fails after that, it reports the failure to the other ran
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from multiring._arguments import require_whole
 from multiring._runtime.arrays import Buffer, buffer_of
 from multiring._runtime.group.compile import Request
 from multiring._runtime.group.handles import Handle, OperationHandle, SteppedHandle, in_background
@@ -208,14 +208,8 @@ def number(what: str, value: object, least: int, most: int | None = None) -> int
     Raises:
         ArgumentError: `value` is not an integer, is below `least`, or is above `most`, the last rank of a group.
     """
-    try:
-        found = operator.index(value)  # type: ignore[arg-type]  # the TypeError serves as the check
-    except TypeError:
-        found = least - 1
-    if found < least or (most is not None and found > most):
-        wanted = f"an integer >= {least}" if most is None else f"a rank of this group, {least} to {most}"
-        raise ArgumentError(f"{what}={value!r}: want {wanted}")
-    return found
+    wanted = f"an integer >= {least}" if most is None else f"a rank of this group, {least} to {most}"
+    return require_whole(what, value, least, most, wanted=wanted)
 
 
 def _splits(buffer: Buffer, splits: Sequence[int] | None, size: int) -> list[int]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multiring._arguments import require_flag, require_function, require_path, require_whole
 from multiring.data.readers.manifest import xxh3
 from multiring.data.readers.opening import tell as tell_user
 from multiring.errors import ArgumentError, DataError
@@ -66,7 +67,8 @@ class BlockCache:
             group must then make the data set. With None, MULTIRING_DATA_SHARE decides whether all ranks share.
 
     Raises:
-        ArgumentError: the folder belongs to another user, or other users may write to it.
+        ArgumentError: the folder belongs to another user, other users may write to it, it cannot be made, or an
+            argument has a wrong type.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class BlockCache:
         foreign: bool = False,
         share: Any = None,
     ) -> None:
-        self.root = Path(root)
-        self.quota_bytes = quota_bytes
+        self.root = require_path("root", root)
+        self.quota_bytes = require_whole("quota_bytes", quota_bytes)
+        require_function("tell", tell, "a function that takes a text")
+        foreign = require_flag("foreign", foreign)
         self.counts = Counts()
         self.share = share
         self._tell = tell
@@ -106,7 +110,12 @@ class BlockCache:
 
     def _require_own(self, *, foreign: bool) -> bool:
         """Return whether the folder belongs to another user; raise ArgumentError if it must not be used."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(
+                f"the cache {self.root} cannot be made: {error.strerror}; want a folder that this user can write to"
+            ) from None
         found = self.root.stat()
         if found.st_uid != os.getuid():
             if not foreign:

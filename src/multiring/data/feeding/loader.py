@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
 
+from multiring._arguments import require_flag, require_function, require_whole, shown
 from multiring._steps.step_counters import STEPS
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, wanted_by
@@ -17,6 +18,7 @@ from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
 from multiring.data.feeding.processes import ProcessWorkers, WorkerArguments
 from multiring.data.feeding.threads import ThreadWorkers, WorkersEndedError
 from multiring.data.feeding.wanted import WantedSamples
+from multiring.data.permutation import MOST
 from multiring.data.progress import Progress, Step, steps, steps_by_counts
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
@@ -27,6 +29,7 @@ Batch = dict[str, Any]
 _Crew = ThreadWorkers | ProcessWorkers
 _Started = tuple[BatchJob, _Crew]
 _UnderWay = deque[tuple[Step, _Started]]
+_MOST_WORKERS = 4096  # more threads than a host has cores for, and than many hosts allow a process
 _Divide = Callable[[int], Sequence[int]]  # the number of samples of a step -> how many of them each rank gets
 
 
@@ -43,7 +46,8 @@ class Workers:
         context: the start method of processes, a name of Python's multiprocessing.
 
     Raises:
-        ArgumentError: `count` or `ahead` is below 1, or the start method does not exist.
+        ArgumentError: `count` is not a whole number from 1 to 4,096, `ahead` is not one from 1 on, or the start method
+            does not exist.
     """
 
     count: int = 2
@@ -53,10 +57,11 @@ class Workers:
     context: str = "forkserver"
 
     def __post_init__(self) -> None:
-        if min(self.count, self.ahead) < 1:
-            raise ArgumentError(f"workers={self.count}, ahead={self.ahead}: want 1 or more of each")
+        require_whole("workers", self.count, 1, _MOST_WORKERS)
+        require_whole("ahead", self.ahead, 1)
+        require_flag("Workers(processes)", self.processes)
         known = multiprocessing.get_all_start_methods()
-        if self.context not in known:
+        if not isinstance(self.context, str) or self.context not in known:
             raise ArgumentError(f"Workers(context={self.context!r}): want one of {', '.join(known)}")
 
 
@@ -79,7 +84,8 @@ class Loader:
         allocate: allocates the memory of batches, for instance `Group.allocate`.
 
     Raises:
-        ArgumentError: `batch` is below 1, or larger than the epoch with `drop_last`; or `rank` is not below `ranks`.
+        ArgumentError: `samples` is no data set. `batch` is not a whole number from 1 on, or is larger than the epoch
+            with `drop_last`. `rank` is not below `ranks`. Another argument has a wrong type.
     """
 
     def __init__(  # noqa: PLR0913 -- as many as torch's loader has
@@ -95,8 +101,11 @@ class Loader:
         allocate: Allocate | None = None,
     ) -> None:
         chosen = workers if isinstance(workers, Workers) else Workers(workers)
-        if batch < 1:
-            raise ArgumentError(f"batch={batch}: want 1 or more")
+        batch = require_whole("batch", batch, 1, MOST)
+        drop_last, skip_bad = require_flag("drop_last", drop_last), require_flag("skip_bad", skip_bad)
+        require_samples(samples)
+        if allocate is not None:
+            require_function("allocate", allocate, "a function such as Group.allocate, or None")
         if drop_last and batch > samples.order.length:
             raise ArgumentError(f"batch={batch} with drop_last=True: the epoch has {samples.order.length} samples only")
         self.samples = samples
@@ -180,9 +189,8 @@ class Loader:
         Raises:
             ArgumentError: `rank` is not in 0 ... `ranks` - 1.
         """
-        if not 0 <= rank < ranks:
-            raise ArgumentError(f"rank {rank} of {ranks}: want 0 to {ranks - 1}")
-        self._place = (rank, ranks)
+        ranks = require_whole("ranks", ranks, 1)
+        self._place = (require_whole("rank", rank, 0, ranks - 1), ranks)
         self._where = None
 
     def follow(self, where: Callable[[], tuple[int, int]]) -> None:
@@ -381,7 +389,7 @@ class Loader:
         if self._workers is not None and (self._workers.is_over or self._made_for != needed):
             self.close()
         if self._workers is None:
-            rows = -(-self.batch // self._place[1])
+            rows = -(-min(self.batch, self.samples.order.length) // self._place[1])
             self._workers = _made(self._crew_of, self.samples, layout, rows, self._allocate)
             self._made_for = needed
         return self._workers
@@ -412,6 +420,16 @@ class Loader:
     def __del__(self) -> None:
         if getattr(self, "_workers", None) is not None and not sys.is_finalizing():
             self.close()
+
+
+def require_samples(samples: Any) -> None:
+    """Raise ArgumentError for what is no data set, before a worker or the first batch would fail on it."""
+    lacking = [name for name in ("order", "seed", "digest", "sample") if not hasattr(samples, name)]
+    if lacking:
+        raise ArgumentError(
+            f"samples={shown(samples)}: it has no {' and no '.join(lacking)}; want a Dataset, a Mixture, an "
+            "ArrayDataset, or an object with what `multiring.data.Samples` lists"
+        )
 
 
 def _made(chosen: Workers, samples: Samples, layout: BatchLayout, rows: int, allocate: Allocate | None) -> _Crew:

@@ -6,11 +6,12 @@ Readers check each count and length against the file's size and these limits bef
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
 
+from multiring._arguments import require_whole
 from multiring.errors import DataError, UnsupportedError
 
 PICKLES = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "joblib", "dill"})
@@ -18,13 +19,21 @@ PICKLES = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "joblib", "dill"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The largest sizes that a file may declare."""
+    """The largest sizes that a file may declare.
+
+    Raises:
+        ArgumentError: a size is not a whole number from 1 on.
+    """
 
     record_bytes: int = 1 << 30  # bytes of a stored sample, and of one decompressed field of a sample
     group_bytes: int = 1 << 31  # bytes of a unit that is decompressed as a whole: a Parquet row group, a shard
     pixels: int = 1 << 27  # pixels of an image: 128 M
     index_bytes: int = 1 << 31  # bytes of a data set's index, which has the places of the samples
     samples: int = 1 << 40
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            require_whole(f"Limits: {each.name}", getattr(self, each.name), 1)
 
 
 def require_size(what: str, claimed: int, most: int, because: str) -> int:

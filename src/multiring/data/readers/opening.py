@@ -81,7 +81,7 @@ def open_source(
         ArgumentError: the format does not exist.
         DataError: the data set is damaged, or has no files of a known format.
     """
-    if kind is not None and kind not in READERS:
+    if kind is not None and (not isinstance(kind, str) or kind not in READERS):
         raise ArgumentError(f"format {kind!r}: want one of {', '.join(READERS)}")
     names = _names(storage, kind)
     if not names:

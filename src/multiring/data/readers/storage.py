@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import require_number, require_path, require_whole
 from multiring._native import read_rows
 from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import library, require_inside
@@ -29,6 +30,8 @@ from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 _OPEN_FILES = 128
 _READERS = 16
+_MOST_READERS = 4096  # each is a thread
+_MOST_TIMEOUT_S = 1e9  # about 32 years; Python's timers take no infinite time
 _AT_ONCE = 1 << 30  # the most bytes that one system call reads
 _AT_A_TIME = 64  # the most files that one native call reads
 Bytes = NDArray[np.uint8]
@@ -101,7 +104,7 @@ def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) ->
     return bytes(data)
 
 
-def open_storage(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
+def open_storage(url: str | Path, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
     """Return the storage at `url`, a path or a URL that fsspec can read.
 
     Args:
@@ -111,8 +114,12 @@ def open_storage(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, 
         options: options of fsspec's file system, for instance credentials.
 
     Raises:
-        ArgumentError: the path or the protocol does not exist, or options were passed with a path.
+        ArgumentError: the path or the protocol does not exist, options were passed with a path, `timeout_s` is not a
+            number above 0, or `readers` is not a whole number from 1 on.
     """
+    url = url if isinstance(url, str) and url and "\0" not in url else str(require_path("url", url))
+    require_number("timeout_s", timeout_s, above=True, most=_MOST_TIMEOUT_S)
+    require_whole("readers", readers, 1, _MOST_READERS)
     if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)", url) is None or url.startswith("file:"):
         if options:
             raise ArgumentError(

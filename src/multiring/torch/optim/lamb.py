@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_flag, require_number, require_numbers
 from multiring._gradients.trust_ratios import lamb_ratios
-from multiring.convergence.arguments import require_number
 from multiring.errors import ArgumentError
 from multiring.torch.step.gradients import (
     as_real,
@@ -59,14 +59,15 @@ class LAMB(torch.optim.Optimizer):
         Raises:
             ArgumentError: a number is out of range.
         """
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            require_number(name, value)
-        for beta in betas:
-            require_number("betas", beta, below=1.0)
-        if clip is not None:
-            require_number("clip", clip)
-        if limits is not None and not 0 <= limits[0] <= limits[1]:
-            raise ArgumentError(f"limits={limits!r}: want a lower and an upper limit, 0 or more, in this order")
+        lr, eps = require_number("lr", lr), require_number("eps", eps)
+        weight_decay = require_number("weight_decay", weight_decay)
+        betas = require_numbers("betas", betas, 2, below=1.0)
+        clip = None if clip is None else require_number("clip", clip)
+        bias_correction = require_flag("bias_correction", bias_correction)
+        if limits is not None:
+            lower, upper = limits = require_numbers("limits", limits, 2)
+            if upper < lower:
+                raise ArgumentError(f"limits={limits!r}: want a lower and an upper limit, 0 or more, in this order")
         defaults = {
             "lr": lr,
             "betas": betas,

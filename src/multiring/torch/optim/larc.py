@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_choice, require_number
 from multiring._gradients.trust_ratios import larc_ratios, lars_ratios
-from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.step.gradients import norms_of, number, plain
 from multiring.torch.step.stages import StepContext, stages_of
@@ -124,8 +124,7 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
     Source: You, Gitman & Ginsburg 2017, arXiv 1708.03888, section 5; around Adam: Kurth et al., "Exascale deep learning
     for climate analytics", SC18, arXiv 1810.01993.
     """
-    require_number("trust_coefficient", trust_coefficient)
-    require_number("eps", eps)
+    trust_coefficient, eps = require_number("trust_coefficient", trust_coefficient), require_number("eps", eps)
     require_choice("mode", mode, _MODES)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")

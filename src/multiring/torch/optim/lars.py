@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from multiring._arguments import require_choice, require_flag, require_number
 from multiring._gradients.trust_ratios import LARS_FORMS, lars_ratios
-from multiring.convergence.arguments import require_choice, require_number
 from multiring.torch.step.gradients import (
     buffers_of,
     evaluated,
@@ -61,10 +61,10 @@ class LARS(torch.optim.Optimizer):
         Raises:
             ArgumentError: a number is out of range, or `form` is unknown.
         """
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            require_number(name, value)
-        require_number("trust_coefficient", trust_coefficient)
-        require_number("momentum", momentum, below=1.0)
+        lr, eps = require_number("lr", lr), require_number("eps", eps)
+        weight_decay = require_number("weight_decay", weight_decay)
+        trust_coefficient = require_number("trust_coefficient", trust_coefficient)
+        momentum, nesterov = require_number("momentum", momentum, below=1.0), require_flag("nesterov", nesterov)
         require_choice("form", form, tuple(LARS_FORMS))
         defaults = {
             "lr": lr,

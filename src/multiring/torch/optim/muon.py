@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_choice, require_flag, require_number, require_numbers, require_whole, shown
 from multiring._frontend.process_sets import ProcessSet, global_process_set
-from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.interop import described
 from multiring.torch.optim.division import Divided, SharedResult, exchanged, owners_of
@@ -45,7 +45,8 @@ class NewtonSchulz:
 
     def __post_init__(self) -> None:
         require_number("eps", self.eps)
-        require_number("steps", self.steps, below=100)
+        require_whole("steps", self.steps, 0, 99)
+        require_numbers("coefficients", self.coefficients, 3, least=-math.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +103,10 @@ class Muon(Divided):
             ArgumentError: a number is out of range, or a parameter has fewer than two dimensions or complex numbers.
             UnsupportedError: a parameter is a DTensor.
         """
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            require_number(name, value)
-        require_number("momentum", momentum, below=1.0)
+        lr, weight_decay = require_number("lr", lr), require_number("weight_decay", weight_decay)
+        momentum, nesterov = require_number("momentum", momentum, below=1.0), require_flag("nesterov", nesterov)
+        if iteration is not None and not isinstance(iteration, NewtonSchulz):
+            raise ArgumentError(f"iteration={shown(iteration)}: want a NewtonSchulz, or None")
         chosen = iteration or NewtonSchulz()
         require_choice("adjust_lr_fn", adjust_lr_fn or "original", _RATES)
         defaults = {

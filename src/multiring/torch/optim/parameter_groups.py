@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from multiring._arguments import require_flag, require_function, require_number
 from multiring.errors import ArgumentError
 
 
@@ -30,8 +31,11 @@ def parameter_groups(
         trust_ratio: whether to add the option `trust_ratio` to each group, which LARS, LAMB and LARC read.
 
     Raises:
-        ArgumentError: the model has no parameter that requires a gradient.
+        ArgumentError: the model has no parameter that requires a gradient, or an argument is out of range.
     """
+    weight_decay, trust_ratio = require_number("weight_decay", weight_decay), require_flag("trust_ratio", trust_ratio)
+    if without is not None:
+        require_function("without", without, "a function of a parameter's name and value, or None")
     chosen = without or (lambda _name, parameter: parameter.dim() <= 1)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     if not named:

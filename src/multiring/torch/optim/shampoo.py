@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_choice, require_flag, require_number, require_numbers, require_whole, shown
 from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring._runtime import Group
-from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.torch.interop import described, dtype_name, dtype_of
 from multiring.torch.optim import eigenbasis
@@ -49,8 +49,7 @@ class Eigendecomposition:
 
     def __post_init__(self) -> None:
         for name, value in (("frequency", self.frequency), ("block", self.block)):
-            if type(value) is not int or value < 1:
-                raise ArgumentError(f"{name}={value!r}: want a whole number of 1 or more")
+            object.__setattr__(self, name, require_whole(name, value, 1))  # of Python's type, as they are saved
         require_choice("method", self.method, ("qr", "eigh"))
         if self.precision not in _DTYPES:
             raise ArgumentError(f"precision={self.precision!r}: want torch.float32 or torch.float64")
@@ -123,17 +122,18 @@ class Shampoo(Divided):
             ArgumentError: a number is out of range, or a parameter has complex numbers.
             UnsupportedError: a parameter is a DTensor.
         """
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            require_number(name, value)
-        for value in betas:
-            require_number("betas", value, below=1.0)
+        lr, eps = require_number("lr", lr), require_number("eps", eps)
+        weight_decay, grafting = require_number("weight_decay", weight_decay), require_flag("grafting", grafting)
+        betas = require_numbers("betas", betas, 2, below=1.0)
+        if eigendecomposition is not None and not isinstance(eigendecomposition, Eigendecomposition):
+            raise ArgumentError(f"eigendecomposition={shown(eigendecomposition)}: want an Eigendecomposition, or None")
         how = eigendecomposition or Eigendecomposition()
         self._is_whole = True  # whether every rank has the state of all blocks
         self._divided_among: object = None  # otherwise, the members that have it
         self._leaves_out = False  # whether `state_dict` leaves the state of all blocks out
         defaults = {
             "lr": lr,
-            "betas": tuple(betas),
+            "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
             "grafting": grafting,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multiring.convergence.arguments import require_number
+from multiring._arguments import require_number
 from multiring.convergence.width_rules import Axes, WidthRules, width_rules
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.parallelizing.held import is_dtensor
@@ -61,8 +61,7 @@ def carry_to_width(
                 raise UnsupportedError(
                     f"carry_to_width: parameter {name!r} is a DTensor: want whole models; call it first"
                 )
-    require_number("lr", lr)
-    require_number("weight_decay", weight_decay)
+    lr, weight_decay = require_number("lr", lr), require_number("weight_decay", weight_decay)
     rules = _rules(narrow, model, optimizer, dict(axes or {}))
     doubts = [*rules.doubts, *_head_doubts(narrow, model)]
     if doubts:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from multiring._arguments import require_whole
 from multiring.errors import ArgumentError, StateError
 from multiring.torch.gradients.distributed import Distributed
 
@@ -16,10 +17,10 @@ class GradientAccumulation:
     def __init__(self, optimizer: Any, steps: Any) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
-        if not isinstance(steps, int) or steps < 1:
-            raise ArgumentError(f"accumulate(optimizer, {steps!r}): want the number of batches a step, 1 or more")
         self._optimizer: torch.optim.Optimizer = optimizer
-        self._steps: int = steps
+        self._steps = steps = require_whole(
+            "accumulate: steps", steps, 1, wanted="the number of batches a step, 1 or more"
+        )
         self._done = 0  # the number of batches in the current step
         self._is_last = False  # the program says that the batch is the last of its pass
         self._is_within = False

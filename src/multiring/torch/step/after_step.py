@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring._arguments import require_function, require_number, require_whole
 from multiring.convergence.adascale import AdaScale
-from multiring.convergence.arguments import require_number
 from multiring.convergence.rate_schedules import LearningRateSchedule
-from multiring.errors import ArgumentError
 from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.parallelizing.held import as_spread, is_dtensor, local
 from multiring.torch.step.gradients import norm_on_device, plain, scaled, square_of
@@ -75,7 +74,11 @@ def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: LearningRateS
     Args:
         optimizer: a plain or distributed optimizer. Call this after `distribute`, which may scale the learning rates.
         rule: a schedule of `multiring.convergence.rate_schedules`.
+
+    Raises:
+        ArgumentError: `rule` is no function.
     """
+    require_function("schedule_learning_rate: rule", rule, "a function of the step")
     found = RateSchedule(optimizer, rule, None)
     stages_of(optimizer).add(found)
     return found
@@ -93,8 +96,13 @@ def adascale(
         scale: the large batch divided by the small batch (AdaScale's S).
         batch: the small batch, in samples.
 
+    Raises:
+        ArgumentError: `rule` is no function, `scale` is below 1, or `batch` is not a whole number from 1 on.
+
     Source: `multiring.convergence.adascale`.
     """
+    require_function("adascale: rule", rule, "a function of the step")
+    scale, batch = require_number("adascale: scale", scale, 1.0), require_whole("adascale: batch", batch, 1)
     found = RateSchedule(optimizer, rule, noise.begin_adascale(scale, batch))
     stages_of(optimizer).add(found)
     return found
@@ -168,7 +176,7 @@ def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 
     Raises:
         ArgumentError: `decay` is not from 0 to 1.
     """
-    require_number("decay", decay, below=1.0)
+    decay = require_number("decay", decay, below=1.0)
     model = model if isinstance(model, nn.Module) else model.module  # this rank's part of a ParallelModel
     found = MovingAverage(model, decay)
     stages_of(optimizer).add(found)
@@ -221,9 +229,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Clipping:
     Raises:
         ArgumentError: `limit` is not above 0.
     """
-    require_number("limit", limit)
-    if not limit:
-        raise ArgumentError("clip_gradients(limit=0): want a number above 0")
-    found = Clipping(limit)
+    found = Clipping(require_number("limit", limit, above=True))
     stages_of(optimizer).add(found)
     return found

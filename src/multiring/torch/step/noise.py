@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from multiring._arguments import require_flag, require_whole
 from multiring._former_names import refuse
 from multiring._frontend.errors import internal_errors
 from multiring._runtime import Group
@@ -373,8 +374,9 @@ def noise_scale(
         ArgumentError: a number is out of range.
         StateError: the optimizer's noise scale is measured already.
     """
-    if every < 1 or (samples is not None and samples < 1):
-        raise ArgumentError(f"noise_scale(samples={samples!r}, every={every!r}): want 1 or more")
+    samples = None if samples is None else require_whole("noise_scale: samples", samples, 1)
+    every, window = require_whole("noise_scale: every", every, 1), require_whole("noise_scale: window", window, 2)
+    warns = require_flag("noise_scale: warns", warns)
     found = NoiseWatch(optimizer, samples, every, window=window, warns=warns)
     stages_of(optimizer).add(found)
     return found

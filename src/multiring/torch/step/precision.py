@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_choice
 from multiring._frontend.errors import internal_errors
 from multiring._gradients.loss_scale import LossScale
-from multiring.convergence.arguments import require_choice
 from multiring.errors import ArgumentError, StateError
 from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.gradients.distributed import Distributed
