@@ -1,10 +1,14 @@
 """Trials without ranks: spaces, the choice of ranks, outcomes, and the writer of a storage."""
 
 import dataclasses
+import inspect
 import logging
 import math
+import re
 import sqlite3
+import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,13 @@ import pytest
 from multiring._cli.trials import why_none
 from multiring._runtime.group.generation_end import GenerationEnd
 from multiring.errors import ArgumentError
-from multiring.trials import NoTrialError, TrialStoppedError
+from multiring.trials import NoTrialError, TrialStoppedError, plan
+from multiring.trials.command.study import run_command_study
 from multiring.trials.desk import TrialDesk
 from multiring.trials.holder import StudyHolder, chosen_ranks
 from multiring.trials.messages import StudyEnd, TrialAssignment
-from multiring.trials.plan import StudyArguments, plan_of
+from multiring.trials.plan import PACKAGES, StudyArguments, plan_of
+from multiring.trials.population_holder import PopulationArguments, population_of
 from multiring.trials.results import StudyResult, TrialResult
 from multiring.trials.space import distributions_of, space_text
 from multiring.trials.storage import INTERRUPTED, REASON, StorageWriter, opened, study_in_memory
@@ -449,6 +455,51 @@ def test_steps_that_no_storage_keeps(step: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^report\(step=.*: want a whole number, 0 to 2\*\*53"):
         checked_report(1.0, step)
     assert checked_report(np.float32(0.5), np.int64(2**53)) == (0.5, 2**53)
+
+
+def test_a_package_that_a_sampler_needs_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna imports it at a later trial: its error came after the first trials, and with a traceback."""
+    monkeypatch.setattr(plan, "_is_installed", lambda package: package not in {"cmaes", "scipy"})
+    told = "sampler: Optuna's CmaEsSampler needs cmaes, which is not installed; pip install cmaes"
+    sampler = optuna.samplers.CmaEsSampler(seed=1)
+    with pytest.raises(ImportError, match=f"^{told}"):
+        plan_of(arguments(sampler=sampler), [(0,)])
+    wanted = PopulationArguments(
+        space=SPACE,
+        rounds=1,
+        ranks_per_member=1,
+        direction="minimize",
+        sampler=sampler,
+        seed=0,
+        quantile=0.25,
+        resample=0.25,
+    )
+    with pytest.raises(ImportError, match=f"^{told}"):
+        population_of(wanted, [(0, 1)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the pruner is experimental
+        pruner = optuna.pruners.WilcoxonPruner()
+    with pytest.raises(ImportError, match=r"^pruner: Optuna's WilcoxonPruner needs scipy"):
+        plan_of(arguments(pruner=pruner), [(0,)])
+    file = tmp_path / "study.toml"
+    file.write_text('trials = 3\nspace = {rate = [1, 2]}\nsampler = {kind = "CmaEsSampler", seed = 1}\n')
+    with pytest.raises(ArgumentError, match=rf"study\.toml, line 3: {told}"):
+        run_command_study(file, [sys.executable, "-c", "pass", "{rate}"], 1, print)
+
+
+def test_the_packages_of_all_samplers_are_known() -> None:
+    """A release of Optuna can have a sampler that imports another package at a later trial."""
+    classes = [
+        each
+        for module, base in ((optuna.samplers, "BaseSampler"), (optuna.pruners, "BasePruner"))
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, getattr(module, base))
+    ]
+    assert {each.__name__ for each in classes} >= set(PACKAGES)
+    for each in classes:
+        source = Path(inspect.getfile(each)).read_text(encoding="utf-8")
+        lazy = {name.partition(".")[0] for name in re.findall(r'_LazyImport\("([\w.]+)"\)', source)} - {"optuna"}
+        assert lazy <= set(PACKAGES.get(each.__name__, ())), each
 
 
 @pytest.mark.parametrize("storage", [False, True])

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from multiring._arguments import whole
 from multiring._limits.processes import start_thread
 from multiring.errors import StateError
 from multiring.trials.copies import HOLDERS, CopiedStudy, SendsMessages, StudyCopies, holding_order
@@ -172,7 +173,7 @@ class StudyHolder:
                 self._mind_times()
                 self._assign()
         except Exception as found:  # noqa: BLE001 -- of a sampler, of a pruner, or of messages: all ranks must hear of it
-            _log.exception("trials: the study cannot go on")
+            log_end("trials: the study cannot go on", found)
             error = f"{type(found).__name__}: {found}"
         if self._is_over.is_set():
             return
@@ -395,9 +396,18 @@ def wanted_ranks(plan: StudyPlan, trial: AskedTrial, size: int) -> int | str:
         count = plan.ranks_of(dict(trial.params))
     except Exception as error:  # noqa: BLE001 -- of the caller's function
         return f"ranks_per_trial: {type(error).__name__}: {error}"
-    if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= size:
-        return count
+    found = whole(count)
+    if found is not None and 1 <= found <= size:
+        return found
     return f"ranks_per_trial gave {count!r}; want a whole number, 1 to {size}"
+
+
+def log_end(text: str, error: Exception) -> None:
+    """Log why a study cannot go on. For a missing package one line says all; other errors have a traceback."""
+    if isinstance(error, ImportError):
+        _log.error("%s: %s", text, error)
+    else:
+        _log.error(text, exc_info=error)
 
 
 def chosen_ranks(free: set[int], count: int, hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """The arguments of a study, checked, and the study that they give."""
 
-import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from multiring._arguments import is_number, require_choice, require_whole, shown, whole
 from multiring.errors import ArgumentError, MultiringError
 from multiring.trials.space import distributions_of
 from multiring.trials.storage import StorageWriter, opened, storage_error, study_in_memory
@@ -63,6 +65,7 @@ def plan_of(wanted: StudyArguments, hosts: Sequence[Sequence[int]]) -> StudyPlan
     checked_sampler(wanted.sampler)
     if wanted.pruner is not None and not isinstance(wanted.pruner, optuna.pruners.BasePruner):
         raise ArgumentError(f"pruner={wanted.pruner!r}: want a BasePruner of Optuna, or None")
+    _require_packages("pruner", wanted.pruner)
     space = distributions_of(wanted.space)
     size = sum(map(len, hosts))
     ranks_of, constant = ranks_function(wanted.ranks_per_trial, set(space), size)
@@ -83,7 +86,7 @@ def plan_of(wanted: StudyArguments, hosts: Sequence[Sequence[int]]) -> StudyPlan
         study=study,
         writer=writer,
         space=space,
-        trials=operator.index(wanted.trials),
+        trials=require_whole("trials", wanted.trials, 1),
         ranks_of=ranks_of,
         ranks_per_trial=constant,
         time_limit_s=limit_s,
@@ -107,27 +110,56 @@ def imported_optuna() -> Any:
 
 
 def checked_sampler(sampler: Any) -> None:
-    """Refuse what is no sampler of Optuna, and not None."""
+    """Refuse what is no sampler of Optuna, and not None.
+
+    Raises:
+        ArgumentError: it is none.
+        ImportError: it needs a package that is not installed.
+    """
     if sampler is not None and not isinstance(sampler, imported_optuna().samplers.BaseSampler):
         raise ArgumentError(f"sampler={sampler!r}: want a BaseSampler of Optuna, or None")
+    _require_packages("sampler", sampler)
+
+
+# The packages that Optuna imports at the first trial that needs them, which can come after hours.
+PACKAGES = {
+    "CmaEsSampler": ("cmaes",),
+    "GPSampler": ("scipy", "torch"),
+    "QMCSampler": ("scipy",),
+    "WilcoxonPruner": ("scipy",),
+}
+
+
+def _require_packages(what: str, chosen: Any) -> None:
+    """Raise ImportError if a sampler or a pruner needs a package that is not installed."""
+    for kind in type(chosen).__mro__:
+        of_optuna = kind.__module__.partition(".")[0] == "optuna"
+        missing = [each for each in PACKAGES.get(kind.__name__, ()) if of_optuna and not _is_installed(each)]
+        if missing:
+            raise ImportError(
+                f"{what}: Optuna's {kind.__name__} needs {' and '.join(missing)}, which is not installed; pip install "
+                f"{' '.join(missing)}, or choose another {what}"
+            )
+
+
+def _is_installed(package: str) -> bool:
+    return sys.modules.get(package) is not None or find_spec(package) is not None
 
 
 def checked_direction(direction: Any) -> None:
     """Refuse another direction than the two."""
-    if direction not in ("minimize", "maximize"):
-        raise ArgumentError(f"direction={direction!r}: want 'minimize' or 'maximize'")
+    require_choice("direction", direction, ("minimize", "maximize"))
 
 
 def _checked(wanted: StudyArguments) -> float:
     """Check the arguments that need no Optuna; return the time limit in seconds."""
-    if (whole(wanted.trials) or 0) < 1:
-        raise ArgumentError(f"trials={wanted.trials!r}: want a whole number, 1 or more")
+    require_whole("trials", wanted.trials, 1)
     checked_direction(wanted.direction)
     if not isinstance(wanted.name, str) or not wanted.name:
-        raise ArgumentError(f"name={wanted.name!r}: want a text")
+        raise ArgumentError(f"name={shown(wanted.name)}: want a text")
     limit_s = _NEVER_S if wanted.time_limit_s is None else wanted.time_limit_s
-    if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:  # so that NaN is wrong
-        raise ArgumentError(f"time_limit_s={wanted.time_limit_s!r}: want seconds above 0, or None")
+    if not is_number(limit_s) or not limit_s > 0:  # so that NaN is wrong
+        raise ArgumentError(f"time_limit_s={shown(wanted.time_limit_s)}: want seconds above 0, or None")
     return float(min(limit_s, _NEVER_S))
 
 
@@ -157,14 +189,6 @@ def ranks_function(wanted: Any, names: set[str], size: int) -> tuple[Callable[[d
             f"never work; want a divisor of {size}, or another number of ranks"
         )
     return (lambda _params: count), count
-
-
-def whole(value: Any) -> int | None:
-    """Return a whole number of Python or NumPy as an int; None for anything else."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def _require_counts(name: str, distribution: Any, size: int) -> None:

@@ -10,7 +10,7 @@ from multiring.trials.desk import TrialDesk
 from multiring.trials.messages import ObjectiveOutcome, RoundValue, TrialAssignment
 from multiring.trials.population_holder import PopulationArguments, PopulationHolder, PopulationPlan, population_of
 from multiring.trials.results import PopulationResult
-from multiring.trials.running import RunStart, StudyRun, begin_together
+from multiring.trials.running import RunStart, StudyRun, begin_together, told_by_first
 from multiring.trials.trial import number_in
 
 
@@ -113,8 +113,8 @@ def run_population(  # noqa: PLR0913 -- all but two by name
             1.25, and choices stay.
 
     Raises:
-        ArgumentError: on every rank: an argument is wrong.
-        ImportError: on every rank: Optuna is not installed on rank 0's host.
+        ArgumentError: on every rank: an argument of rank 0 is wrong; those of the other ranks do not count.
+        ImportError: on every rank: Optuna, or a package that the sampler needs, is not installed on rank 0's host.
         PeerLostError: a rank died or left, which ends the population, also in a job with --min-ranks.
         StateError: the sampler raised an error, or the call is inside a trial.
     """
@@ -129,6 +129,8 @@ def run_population(  # noqa: PLR0913 -- all but two by name
         resample=resample,
     )
     start, plan = begin_together(objective, "run_population", lambda hosts: population_of(wanted, hosts))
+    # Only rank 0's arguments count: a member whose ranks had other numbers of rounds would wait without end.
+    rounds = told_by_first(start.group, None if plan is None else plan.rounds)
     found: PopulationResult = _PopulationRun(start, rounds, plan).result()
     return found
 

@@ -1,7 +1,6 @@
 """The population, on rank 0: waits for the ends of rounds, and decides which members copy which others."""
 
 import logging
-import math
 import queue
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from multiring._arguments import require_number, require_whole
 from multiring._limits.processes import start_thread
 from multiring.errors import ArgumentError
 from multiring.trials.breeding import BreedingRules, MemberChange, changes_after
 from multiring.trials.copies import SendsMessages
-from multiring.trials.holder import chosen_ranks
+from multiring.trials.holder import chosen_ranks, log_end
 from multiring.trials.messages import (
     Message,
     ObjectiveOutcome,
@@ -74,17 +74,17 @@ def population_of(wanted: PopulationArguments, hosts: Sequence[Sequence[int]]) -
     """
     optuna = imported_optuna()
     size = sum(map(len, hosts))
-    count = _whole("ranks_per_member", wanted.ranks_per_member, 1)
-    rounds = _whole("rounds", wanted.rounds, 1)
-    seed = _whole("seed", wanted.seed, 0)
+    count = require_whole("ranks_per_member", wanted.ranks_per_member, 1)
+    rounds = require_whole("rounds", wanted.rounds, 1)
+    seed = require_whole("seed", wanted.seed, 0)
     if size % count or size // count < 2:
         raise ArgumentError(
             f"ranks_per_member={count}: {size} ranks make {size // count} members, and {size % count} ranks would "
             f"never work; want a divisor of {size} that makes at least two members"
         )
     checked_direction(wanted.direction)
-    _share("quantile", wanted.quantile, 0.5, is_zero_wrong=True)
-    _share("resample", wanted.resample, 1.0, is_zero_wrong=False)
+    quantile = require_number("quantile", wanted.quantile, above=True, most=0.5)
+    resample = require_number("resample", wanted.resample, most=1.0)
     checked_sampler(wanted.sampler)
     space = distributions_of(wanted.space)
     sampler = optuna.samplers.RandomSampler(seed=seed) if wanted.sampler is None else wanted.sampler
@@ -101,22 +101,10 @@ def population_of(wanted: PopulationArguments, hosts: Sequence[Sequence[int]]) -
         seed=seed,
         rules=BreedingRules(
             is_minimized=wanted.direction == "minimize",
-            quantile=float(wanted.quantile),
-            resample=float(wanted.resample),
+            quantile=quantile,
+            resample=resample,
         ),
     )
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{name}={value!r}: want a whole number, {least} or more")
-    return value
-
-
-def _share(name: str, value: Any, most: float, *, is_zero_wrong: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not 0 <= value <= most or (is_zero_wrong and value == 0):
-        raise ArgumentError(f"{name}={value!r}: want a number {'above 0' if is_zero_wrong else 'from 0'} to {most:g}")
 
 
 @dataclass(slots=True)
@@ -198,7 +186,7 @@ class PopulationHolder:
             while not self._is_over.is_set() and not all(each.is_over for each in self._members):
                 self._handle(*self._came.get())
         except Exception as found:  # noqa: BLE001 -- all ranks must hear of it
-            _log.exception("trials: the population cannot go on")
+            log_end("trials: the population cannot go on", found)
             error = f"{type(found).__name__}: {found}"
         if self._is_over.is_set():
             return

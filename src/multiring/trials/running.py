@@ -93,7 +93,8 @@ def run(  # noqa: PLR0913 -- all but two by name
     Raises:
         ArgumentError: on every rank: an argument is wrong, the objective of any rank is no function, the storage cannot
             be opened, or it has a study of this name with another space or direction.
-        ImportError: on every rank: Optuna is not installed on rank 0's host.
+        ImportError: on every rank: Optuna, or a package that the sampler or the pruner needs, is not installed on rank
+            0's host.
         PeerLostError: a rank died or left. The trials in flight have no result; with a storage, the next job tries them
             again.
         StateError: the sampler or the pruner raised an error, or the call is inside a trial.
@@ -171,7 +172,7 @@ def _require_functions(group: Group, objective: Any) -> None:
 
 def _raise_everywhere(group: Group, error: Exception | None) -> None:
     """Raise rank 0's error on every rank, if it has one."""
-    told = _told(group, None if error is None else (isinstance(error, ImportError), str(error)))
+    told = told_by_first(group, None if error is None else (isinstance(error, ImportError), str(error)))
     if error is not None and isinstance(error, MultiringError | ImportError):
         raise error
     if told is not None:
@@ -179,7 +180,7 @@ def _raise_everywhere(group: Group, error: Exception | None) -> None:
         raise (ImportError(text) if is_import else ArgumentError(text)) from error
 
 
-def _told(group: Group, value: Any) -> Any:
+def told_by_first(group: Group, value: Any) -> Any:
     """Return rank 0's value on every rank."""
     data = np.frombuffer(pickle.dumps(value), np.uint8).copy()
     size = np.array([len(data)])

@@ -1,10 +1,10 @@
 """A trial, as its objective sees it, and how the objective ended."""
 
 import math
-import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
+from multiring._arguments import shown, whole
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError
 from multiring.trials.messages import ObjectiveOutcome, PruneQuestion, TrialReport
@@ -94,12 +94,9 @@ def checked_report(value: Any, step: Any) -> tuple[float, int]:
     found = number_in(value)
     if found is None:
         raise ArgumentError(f"report(value={value!r}): want a number")
-    try:
-        number = -1 if isinstance(step, bool) else operator.index(step)
-    except TypeError:
-        number = -1
-    if not 0 <= number <= MOST_STEP:
-        raise ArgumentError(f"report(step={step!r}): want a whole number, 0 to 2**53")
+    number = whole(step)
+    if number is None or not 0 <= number <= MOST_STEP:
+        raise ArgumentError(f"report(step={shown(step)}): want a whole number, 0 to 2**53")
     return found, number
 
 

@@ -120,6 +120,10 @@ def _plan(file: StudyFile, slots: int) -> StudyPlan:
         return plan_of(arguments, [range(slots)])
     except ArgumentError as error:
         raise (error if str(error).startswith(str(file.path)) else file.wrong(error)) from None
+    except ImportError as error:
+        if not str(error).startswith(("sampler:", "pruner:")):
+            raise
+        raise file.wrong(error) from None
 
 
 def _devices(gpus: int, given: str | None, slots: int) -> tuple[str, ...] | None:

@@ -49,7 +49,7 @@ class StudyFile:
     result: LinePattern | None
     judge: JudgeTable | None
 
-    def wrong(self, error: MultiringError) -> ArgumentError:
+    def wrong(self, error: MultiringError | ImportError) -> ArgumentError:
         """Return an error of the study's arguments with the line and the field of the file that it is about."""
         text = str(error)
         found = re.match(r"space: parameter '([^']+)'", text)
