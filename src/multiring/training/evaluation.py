@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._arguments import require_function, require_whole, shown
 from multiring.data import Loader, Samples
 from multiring.errors import ArgumentError
 from multiring.torch.step.after_step import MovingAverage
@@ -55,8 +56,12 @@ def evaluate(  # noqa: PLR0913 -- all are needed
         workers: threads that read and decode.
 
     Raises:
-        ArgumentError: `measure` returned losses of another shape, or counts that are not int64.
+        ArgumentError: `measure` is no function, or returned losses of another shape, or counts that are not int64; or
+            an argument of the loader is wrong.
     """
+    require_function("measure", measure, "a function of the model and a batch")
+    if place is not None and (not isinstance(place, tuple | list) or len(place) != 2):
+        raise ArgumentError(f"place={shown(place)}: want this rank and the number of ranks, or None")
     rank, ranks = place or ((mt.rank(), mt.size()) if mt.is_initialized() else (0, 1))
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)
     average = recipe.average if recipe is not None else None
@@ -111,7 +116,11 @@ def combine_batch_norm_statistics(model: nn.Module, ranks: int, average: MovingA
     The mean becomes the mean of the ranks' means, and the variance includes the spread of these means. The same is done
     for the averaged weights, if there are any. The result is exact if every rank has seen equally many samples; a
     rank's running mean follows its own samples. Every rank calls this function.
+
+    Raises:
+        ArgumentError: `ranks` is not a whole number from 1 on.
     """
+    ranks = require_whole("ranks", ranks, 1)
     if ranks == 1:
         return
     _combine(model)

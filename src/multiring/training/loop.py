@@ -6,6 +6,7 @@ the optimizer takes its step, and the recipe's stages around it unscale, clip, d
 in flight until the next step. By it ranks agree on the loss, on whether it is finite, and on requests to stop.
 """
 
+import dataclasses
 import json
 import math
 import signal
@@ -20,6 +21,9 @@ import torch
 from torch import Tensor
 
 import multiring.torch as mt
+from multiring._arguments import shown
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.process_sets import global_process_set, members_of
 from multiring._steps.step_counters import STEPS, log_metrics
 from multiring.data import Loader
 from multiring.errors import ArgumentError, StateError
@@ -44,6 +48,7 @@ from multiring.training.speed_figures import speed_figures
 from multiring.training.task import Batch, TrainingTask
 
 Callback = Callable[[dict[str, Any]], None]
+_OF_EACH_RANK = ("data", "run", "device", "workers")  # options that may differ between hosts
 
 
 @contextmanager
@@ -61,8 +66,12 @@ class TrainingRun:
 
     Args:
         task: the task to train.
-        options: the options of the run; equal on all ranks.
+        options: the options of the run; equal on all ranks, except the paths, the device and the workers.
         callbacks: called on rank 0 with each record of the metrics, for example by a tracker of experiments.
+
+    Raises:
+        ArgumentError: an argument is of another kind, or a rank would wait for others without end.
+        MismatchError: on every rank: the ranks have other options or other data sets.
 
     Attributes:
         device: the device on which this rank trains.
@@ -74,10 +83,13 @@ class TrainingRun:
     """
 
     def __init__(self, task: TrainingTask, options: TrainingOptions, callbacks: Sequence[Callback] = ()) -> None:
+        if not isinstance(task, TrainingTask) or not isinstance(options, TrainingOptions):
+            raise ArgumentError(f"TrainingRun({shown(task)}, {shown(options)}): want a TrainingTask and its options")
         self.task, self.options = task, options
         self.folder = Path(options.run)
         if not options.plain:
             mt.init()
+            _require_alike(task, options)
         self.rank, self.ranks = (0, 1) if options.plain else (mt.rank(), mt.size())
         torch.manual_seed(options.seed)  # equal on all ranks, so that initial models are equal
         if options.deterministic:
@@ -372,6 +384,23 @@ class TrainingRun:
             file.write(json.dumps(record) + "\n")
         figures = ", ".join(f"{k} {v:.4g}" for k, v in record.items() if isinstance(v, float))
         mt.print_once(f"{record['kind']} at step {record['step']}/{self.total_steps}: {figures}")
+
+
+def _require_alike(task: TrainingTask, options: TrainingOptions) -> None:
+    """Raise MismatchError on every rank if the ranks' options or data sets differ.
+
+    With another batch size, for example, ranks would take other numbers of steps, and wait for each other at the end.
+    """
+    group = members_of(global_process_set).group
+    with reporting_errors(group, "TrainingRun"):
+        if not hasattr(task, "training"):
+            raise ArgumentError(f"{type(task).__name__} has no attribute `training`: want the training set")
+        sets = {"training": task.training, **task.evaluations}
+        lines = [
+            f"{name}={value!r}" for name, value in dataclasses.asdict(options).items() if name not in _OF_EACH_RANK
+        ]
+        lines += [f"data set {name!r}: {each.digest}, its order {each.order.digest}" for name, each in sets.items()]
+    require_alike(group, "TrainingRun", lines)
 
 
 @contextmanager

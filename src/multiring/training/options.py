@@ -14,12 +14,20 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+from multiring._arguments import (
+    require_choice,
+    require_flag,
+    require_number,
+    require_path,
+    require_whole,
+    shown,
+    whole,
+)
 from multiring._replacing import replace_file
 from multiring._schedule import WIRES
-from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
 from multiring.training.devices import DEVICES
 from multiring.training.run_folder import METRICS, OPTIONS, PAGE, RESULT
@@ -40,7 +48,8 @@ class TrainingOptions:
     `--help`.
 
     Raises:
-        ArgumentError: a value is out of its range, or no choice of its option.
+        ArgumentError: a value has another type than its option's default, is out of its range, or no choice of its
+            option. Numbers of NumPy count as numbers of Python, and paths as text.
     """
 
     data: str = "data"  # the folder of the data set
@@ -75,6 +84,8 @@ class TrainingOptions:
     plain: bool = False  # train without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:
+        require_types(self, TrainingOptions)
+        require_path("run", self.run)
         require_number("epochs", self.epochs, self._fewest_epochs())
         for name in ("batch", "keep", "workers", "save_every", "log_every"):
             require_number(name, getattr(self, name), 1)
@@ -83,19 +94,48 @@ class TrainingOptions:
         for name in ("momentum", "ema"):
             require_number(name, getattr(self, name), below=1)
         for name in ("rate", "evaluate_every"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: want a number above 0")
+            require_number(name, getattr(self, name), above=True)
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("decay", self.decay, ("cosine", "poly"))
         require_choice("precision", self.precision, ("float32", "bf16", "float64"))
         require_choice("device", self.device, DEVICES)
         require_choice("wire", self.wire, ("", *WIRES))
+        require_whole("seed", self.seed, -(1 << 63), (1 << 64) - 1, wanted="a whole number of 64 bits, as torch does")
         if self.lag not in {0, 1}:
             raise ArgumentError(f"lag={self.lag}: want 0 or 1 steps")
 
     def _fewest_epochs(self) -> int:
         """Return the fewest epochs that make sense; 0 if something is trained before the first one."""
         return 1
+
+
+def require_types(options: Any, kind: type) -> None:
+    """Give each value of `options` the type of its option's default.
+
+    Only the fields of `kind` count: a program that derives its options from them may have other rules for its own.
+
+    Raises:
+        ArgumentError: a value has another type, such as 2.5 for a whole number, or text for a number.
+    """
+    for field in dataclasses.fields(kind):
+        name, value = field.name, getattr(options, field.name)
+        # The class is frozen. The type counts: options are written as TOML, and 2.5 passes would end between batches.
+        object.__setattr__(options, name, _of_type(name, value, type(field.default)))
+
+
+def _of_type(name: str, value: Any, wanted: type) -> Any:
+    if wanted is bool:
+        return require_flag(name, value)
+    if wanted is int:
+        found = whole(value)
+        if found is None:
+            raise ArgumentError(f"{name}={shown(value)}: want a whole number")
+        return found
+    if wanted is float:
+        return require_number(name, value, -math.inf)
+    if isinstance(value, str | PurePath):
+        return str(value)
+    raise ArgumentError(f"{name}={shown(value)}: want a text")
 
 
 Chosen = TypeVar("Chosen", bound=TrainingOptions)

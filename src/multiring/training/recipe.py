@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._arguments import require_whole
 from multiring.convergence import Cosine, LearningRateSchedule, Polynomial
 from multiring.torch.step.after_step import MovingAverage
 from multiring.torch.step.lag import GradientLag
@@ -64,8 +65,12 @@ class _KeptNoise:
 
 
 def steps_per_epoch(samples: int, batch: int) -> int:
-    """Return the number of steps of an epoch; the last step may have fewer samples."""
-    return -(-samples // batch)
+    """Return the number of steps of an epoch; the last step may have fewer samples.
+
+    Raises:
+        ArgumentError: `samples` is not a whole number from 0 on, or `batch` not one from 1 on.
+    """
+    return -(-require_whole("samples", samples) // require_whole("batch", batch, 1))
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,11 @@ def learning_rate_schedule(options: TrainingOptions, steps: int) -> LearningRate
     Args:
         options: the options of the run.
         steps: the number of steps of an epoch.
+
+    Raises:
+        ArgumentError: `steps` is not a whole number from 1 on.
     """
+    steps = require_whole("steps", steps, 1)
     warm = round(options.warmup * steps)
     left = max(1, options.epochs * steps - warm)
     end = options.end_rate / options.rate
@@ -118,7 +127,11 @@ def build_recipe(options: TrainingOptions, model: nn.Module, steps: int, passes:
         model: the model; it is the same on every rank.
         steps: the number of steps of an epoch.
         passes: the number of backward passes in a step.
+
+    Raises:
+        ArgumentError: `steps` or `passes` is not a whole number from 1 on.
     """
+    steps, passes = require_whole("steps", steps, 1), require_whole("passes", passes, 1)
     optimizer = build_optimizer(options, model)
     if not options.plain:
         # Each rank's loss is a sum over its samples, divided by the number of all ranks' samples: together, the mean.

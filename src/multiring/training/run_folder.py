@@ -1,9 +1,12 @@
 """The files in the folder of a run, and the scores beside its data."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from multiring._arguments import require_number, require_path, shown
 from multiring._file_locks import lock_within
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError, UnsupportedError
@@ -89,7 +92,7 @@ def write_report(folder: Path | str) -> Path:
             "the report needs matplotlib, which is not installed: pip install 'multiring[training]'. Then write the "
             f"report: python -m multiring.training {folder}"
         ) from None
-    return report.write(Path(folder))
+    return report.write(require_path("folder", folder))
 
 
 def write_baselines(folder: Path | str, scores: dict[str, dict[str, float]]) -> None:
@@ -100,16 +103,36 @@ def write_baselines(folder: Path | str, scores: dict[str, dict[str, float]]) -> 
         scores: the scores in percent, by method and by "SET SCORE", as in {"majority": {"val top-1": 10.0}}.
 
     Raises:
-        ArgumentError: the folder has another file with the name baselines.json.
+        ArgumentError: the folder has another file with the name baselines.json, or `scores` has something else than
+            finite numbers by name.
     """
-    text = json.dumps(scores, indent=1)
-    replace_file(Path(folder) / BASELINES, text.encode(), is_ours=_is_baselines, what="a file of scores")
+    path = require_path("folder", folder) / BASELINES
+    if not isinstance(scores, Mapping) or not all(isinstance(row, Mapping) for row in scores.values()):
+        raise ArgumentError(
+            f"scores={shown(scores)}: want rows of scores by method, as {{'majority': {{'val': 10.0}}}}"
+        )
+    rows = {
+        str(method): {str(name): require_number(f"scores: {name}", value, -math.inf) for name, value in row.items()}
+        for method, row in scores.items()
+    }
+    text = json.dumps(rows, indent=1)
+    replace_file(path, text.encode(), is_ours=_is_baselines, what="a file of scores")
 
 
 def read_baselines(folder: Path | str) -> dict[str, dict[str, float]]:
-    """Return the scores that `write_baselines` wrote beside the data; {} if there are none."""
+    """Return the scores that `write_baselines` wrote beside the data; {} if there are none.
+
+    Raises:
+        ArgumentError: the folder has another file with the name baselines.json.
+    """
     path = Path(folder) / BASELINES
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    if not _is_baselines(data):
+        raise ArgumentError(f"{str(path)!r} holds no scores that write_baselines has written: remove or rename it")
+    found: dict[str, dict[str, float]] = json.loads(data)
+    return found
 
 
 def _is_baselines(data: bytes) -> bool:

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from multiring.convergence.arguments import require_choice, require_number
+from multiring._arguments import require_choice, require_number
 from multiring.errors import ArgumentError
-from multiring.training.options import TrainingOptions
+from multiring.training.options import TrainingOptions, require_types
 from multiring.vision.models.architectures import ENCODERS, HEADS
 from multiring.vision.models.description import SYMMETRIES
 from multiring.vision.models.residual import OUTPUTS
@@ -48,6 +48,7 @@ class VisionOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         # super() without arguments does not work in a dataclass with slots before Python 3.14.
+        require_types(self, VisionOptions)
         TrainingOptions.__post_init__(self)
         require_choice("kind", self.kind, tuple(HEADS))
         require_choice("architecture", self.architecture, tuple(ENCODERS))

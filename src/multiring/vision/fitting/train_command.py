@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import multiring.torch as mt
+from multiring._arguments import require_path
 from multiring.errors import ArgumentError, DataError
 from multiring.training import TrainingOptions, TrainingRun, evaluate, read_options
 from multiring.training.checkpoints import Checkpoints
@@ -72,10 +73,7 @@ def train_model(folder: Path | str, *, name: str = "", **options: Any) -> Path |
             another split or other options. If a rank raises an error before the training, all others do, too.
         StateError: the loss is not finite.
     """
-    if unknown := sorted(set(options) - set(_DEFAULTS)):
-        raise ArgumentError(f"{unknown[0]!r} is not an option: want one of {', '.join(sorted(_DEFAULTS))}")
-    VisionOptions(**options)  # raises an error if a value is out of its range
-    return _train(Path(folder), name, options)
+    return _train(require_path("folder", folder), name, options)
 
 
 def _taken(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
@@ -90,7 +88,8 @@ def _taken(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
 
 
 def _run_folder(folder: Path, name: str) -> Path:
-    if not name or not name.isascii() or not name.replace("-", "a").replace("_", "a").isalnum():
+    is_name = isinstance(name, str) and name.isascii() and name.replace("-", "a").replace("_", "a").isalnum()
+    if not is_name:
         raise ArgumentError(f"run {name!r}: want a name of letters, digits, '-' and '_'")
     if name in _OWN_FOLDERS:
         raise ArgumentError(f"run {name!r}: the folder {name!r} in runs has other files; give another --name")
@@ -118,6 +117,9 @@ def _kept_options(place: Path) -> dict[str, Any]:
 
 def _prepared(folder: Path, name: str, given: dict[str, Any], ranks: int) -> Prepared:
     """Return all options, and the data and the pretrained weights that they choose."""
+    if unknown := sorted(set(given) - set(_DEFAULTS)):
+        raise ArgumentError(f"{unknown[0]!r} is not an option: want one of {', '.join(sorted(_DEFAULTS))}")
+    VisionOptions(**given)  # raises an error if a value is out of its range
     place = _run_folder(folder, name or given.get("kind", _DEFAULTS["kind"]))
     own = {"data": str(folder), "run": str(place)}
     for each, path in own.items():
