@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multiring._arguments import is_number, shown
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.run_lengths import RunLengths
 
@@ -23,11 +24,17 @@ class Label:
         class_name: the class.
         track: the name of the object that the label follows through the frames of a video.
         attributes: pairs (name, value) that a file format has beside its boxes, such as ("difficult", "1").
+
+    Raises:
+        DataError: a value is of another kind, such as text for a coordinate.
     """
 
     class_name: str
     track: str | None = None
     attributes: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
     def bounds(self) -> tuple[float, float, float, float] | None:
         """Return the smallest left, top, right and bottom around the label; None for the whole picture."""
@@ -84,9 +91,11 @@ def require_class_name(name: str) -> None:
     """Raise ArgumentError if a class cannot have the name.
 
     Raises:
-        ArgumentError: the name has no visible character, a control character, or a space at an end: a class " cat"
-            would be another one than "cat", and nobody would see it.
+        ArgumentError: the name is no text, has no visible character, a control character, or a space at an end: a class
+            " cat" would be another one than "cat", and nobody would see it.
     """
+    if not isinstance(name, str):
+        raise ArgumentError(f"class {shown(name)}: want a name")
     if not name.strip() or not name.isprintable():
         raise ArgumentError(f"class {name!r}: want a name with visible characters, and no control characters")
     if name != name.strip():
@@ -102,9 +111,11 @@ def require_label(label: Label) -> None:
     """Raise DataError if a label is malformed by itself, whatever its picture's size.
 
     Raises:
-        DataError: a number is not finite, a box has no area, an outline has fewer than three points, a mask has no
-            pixel, or the class has no name.
+        DataError: a number is not finite or no number, a box has no area, an outline has fewer than three points, a
+            mask has no pixel, the class has no name, or `label` is none.
     """
+    if not isinstance(label, Label):
+        raise DataError(f"{shown(label)} is no label: want a Label, Box, Polygon or Mask")
     if not label.class_name.strip():
         raise DataError(f"class {label.class_name!r}: want a name with at least one visible character")
     numbers: Iterable[float] = ()
@@ -121,6 +132,50 @@ def require_label(label: Label) -> None:
     for number in numbers:
         if not math.isfinite(number):
             raise DataError(f"coordinate {number}: want a finite number of pixels")
+
+
+def _require_types(label: Label) -> None:
+    """Raise DataError if a value of a label is of another kind; lists become tuples, so that labels can be compared.
+
+    Files with such values could be written, but not read again.
+    """
+    if not isinstance(label.class_name, str):
+        raise DataError(f"class {shown(label.class_name)}: want a name")
+    if label.track is not None and not isinstance(label.track, str):
+        raise DataError(f"track {shown(label.track)}: want the name of an object, or None")
+    pairs = _tuples(label.attributes, 2)
+    if pairs is None or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
+        raise DataError(f"attributes {shown(label.attributes)}: want pairs of texts")
+    object.__setattr__(label, "attributes", pairs)
+    if isinstance(label, Box):
+        _require_numbers(label.left, label.top, label.width, label.height)
+    elif isinstance(label, Polygon):
+        outlines = _tuples(label.outlines, 3)
+        if outlines is None or not all(len(point) == 2 for outline in outlines for point in outline):
+            raise DataError(f"outlines {shown(label.outlines)}: want outlines of points (x, y)")
+        _require_numbers(*(number for outline in outlines for point in outline for number in point))
+        object.__setattr__(label, "outlines", outlines)
+    elif isinstance(label, Mask):
+        if not isinstance(label.pixels, RunLengths):
+            raise DataError(f"pixels {shown(label.pixels)}: want RunLengths, as from run_lengths_of")
+        if not isinstance(label.is_crowd, bool):
+            raise DataError(f"is_crowd={shown(label.is_crowd)}: want True or False")
+
+
+def _tuples(values: Any, depth: int) -> tuple[Any, ...] | None:
+    """Return nested lists or tuples as tuples, `depth` levels of them; None for anything else."""
+    if not isinstance(values, tuple | list):
+        return None
+    if depth == 1:
+        return tuple(values)
+    found = tuple(_tuples(each, depth - 1) for each in values)
+    return None if None in found else found
+
+
+def _require_numbers(*coordinates: Any) -> None:
+    for each in coordinates:
+        if not is_number(each):
+            raise DataError(f"coordinate {shown(each)}: want a number of pixels")
 
 
 def outside(label: Label, width: int, height: int) -> str:
@@ -150,14 +205,19 @@ def to_json(label: Label) -> dict[str, Any]:
     if label.attributes:
         told["attributes"] = [list(pair) for pair in label.attributes]
     if isinstance(label, Box):
-        told["box"] = [label.left, label.top, label.width, label.height]
+        told["box"] = [_plain(each) for each in (label.left, label.top, label.width, label.height)]
     elif isinstance(label, Polygon):
-        told["polygon"] = [[list(point) for point in outline] for outline in label.outlines]
+        told["polygon"] = [[[_plain(each) for each in point] for point in outline] for outline in label.outlines]
     elif isinstance(label, Mask):
         told["mask"] = {"size": [label.pixels.width, label.pixels.height], "runs": list(label.pixels.runs)}
         if label.is_crowd:
             told["crowd"] = True
     return told
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of NumPy, which JSON does not hold, as the equal number of Python."""
+    return number.item() if hasattr(number, "dtype") else number
 
 
 def from_json(told: Mapping[str, Any]) -> Label:

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import require_path, shown
 from multiring.data.readers.limits import Limits, library
-from multiring.errors import DataError
+from multiring.errors import ArgumentError, DataError
 
 Pixels = NDArray[np.uint8]
 
@@ -85,7 +86,7 @@ class Picture:
         return int(self.pixels.shape[0])
 
 
-def read_picture(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
+def read_picture(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> Picture:
     """Read a picture from a file by the rules of this module.
 
     Args:
@@ -96,6 +97,7 @@ def read_picture(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
         DataError: the file cannot be read, is truncated or damaged, is no picture, exceeds the limits, or has values
             that have no known black and white (32-bit integers and floats). The text names the file.
     """
+    path = require_path("path", path)
     what = f"picture {str(path)!r}"
     try:
         size = path.stat().st_size
@@ -116,9 +118,13 @@ def decode_picture(what: str, data: bytes, limits: Limits = DEFAULT_LIMITS) -> P
         limits: the largest number of pixels.
 
     Raises:
+        ArgumentError: `data` is no bytes.
         DataError: as of `read_picture`.
     """
     image_library: Any = library("PIL.Image", "vision")
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ArgumentError(f"{what}: its data are {shown(data)}: want the bytes of a file")
+    data = bytes(data)
     if not data:
         raise DataError(f"{what} is empty: want a picture")
     try:

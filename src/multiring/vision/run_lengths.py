@@ -1,11 +1,13 @@
 """Sets of pixels as run lengths, column by column as COCO counts them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.errors import DataError
+from multiring._arguments import shown, whole
+from multiring.errors import ArgumentError, DataError
 
 # COCO's compressed text has 6 bits a character: 5 of the number, one for "more follows". 48 is the character "0".
 _FIRST, _BITS, _MORE, _SIGN = 48, 5, 0x20, 0x10
@@ -31,6 +33,14 @@ class RunLengths:
     runs: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.runs, tuple | list):
+            raise DataError(f"run lengths of {shown(self.runs)}: want a tuple of whole numbers")
+        numbers = (self.width, self.height, *self.runs)
+        if isinstance(self.runs, list) or any(type(each) is not int for each in numbers):
+            # Of Python's type: labels are kept as JSON, and NumPy's numbers would wrap in the sum.
+            width, height, *runs = map(_whole, numbers)
+            for name, value in (("width", width), ("height", height), ("runs", tuple(runs))):
+                object.__setattr__(self, name, value)
         if self.width < 1 or self.height < 1:
             raise DataError(f"mask of {self.width} x {self.height} pixels: want at least 1 x 1")
         if min(self.runs[1:], default=1) < 1 or min(self.runs[:1], default=0) < 0:
@@ -62,12 +72,32 @@ class RunLengths:
 
 
 def run_lengths_of(pixels: NDArray[np.bool_]) -> RunLengths:
-    """Return the run lengths of an array (height, width) of booleans."""
-    height, width = pixels.shape
+    """Return the run lengths of an array (height, width) of booleans.
+
+    Whole numbers count as in if they are not 0. Other numbers than 0 and 1 with fractions are refused: probabilities,
+    for example, would nearly all count as in.
+
+    Raises:
+        ArgumentError: `pixels` has another shape, no pixel, or other values.
+    """
+    found = np.asarray(pixels)
+    if found.ndim != 2 or not found.size:
+        raise ArgumentError(f"pixels of shape {found.shape}: want an array (height, width) with at least one pixel")
+    is_fraction = found.dtype.kind == "f"
+    if found.dtype.kind not in "biuf" or (is_fraction and not ((found == 0) | (found == 1)).all()):
+        raise ArgumentError(f"pixels of type {found.dtype}: want booleans, as from `probabilities > 0.5`")
+    height, width = found.shape
     flat = np.asarray(pixels, bool).T.reshape(-1)
     edges = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff(np.concatenate([[0], edges, [flat.size]])).tolist()
     return RunLengths(width=width, height=height, runs=tuple([0, *runs] if flat[0] else runs))
+
+
+def _whole(value: Any) -> int:
+    found = whole(value)
+    if found is None:
+        raise DataError(f"run lengths of {shown(value)}: want whole numbers")
+    return found
 
 
 def joined_runs(width: int, height: int, counts: list[int]) -> RunLengths:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from multiring._arguments import is_number, require_seed, shown
 from multiring.errors import ArgumentError
 
 
@@ -41,12 +42,14 @@ def split(units: Sequence[SplitUnit], shares: Mapping[str, float], seed: int) ->
         The keys of each part, ascending.
 
     Raises:
-        ArgumentError: the shares are not positive or do not add up to 1; a key is in two units; or a part would be
-            empty, because there are fewer units than parts.
+        ArgumentError: the shares are not positive or do not add up to 1; the seed is not a whole number; a key is in
+            two units; or a part would be empty, because there are fewer units than parts.
     """
     # Written so that nan is refused, too.
-    if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-9:
-        raise ArgumentError(f"shares {dict(shares)}: want numbers above 0 that add up to 1")
+    are_shares = isinstance(shares, Mapping) and all(is_number(each) and 0 < each <= 1 for each in shares.values())
+    if not are_shares or not abs(sum(shares.values()) - 1) <= 1e-9:
+        raise ArgumentError(f"shares {shown(shares)}: want numbers above 0 that add up to 1")
+    seed = require_seed("seed", seed)
     counts = Counter(key for unit in units for key in unit.members)
     if twice := sorted(key for key, count in counts.items() if count > 1):
         raise ArgumentError(f"picture {twice[0]!r} is in {counts[twice[0]]} units: want each picture in one")

@@ -294,7 +294,7 @@ def test_inputs_that_are_wrong_are_refused(exported: Path, tmp_path: Path) -> No
         ([tmp_path / "empty"], "o", {}, "has no picture and no video"),
         ([picture, picture], "o", {}, "is named twice: want each picture once"),
         ([picture], "none/o", {}, "there is no folder"),
-        ([picture], "o", {"every": 0}, "every 0: want at least 1"),
+        ([picture], "o", {"every": 0}, "every=0: want at least 1"),
         ([picture], "o", {"file_format": "xml"}, "format 'xml': want one of jsonl, coco"),
     ):
         with pytest.raises(ArgumentError, match=text):

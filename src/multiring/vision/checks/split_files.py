@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multiring._arguments import require_flag, require_seed, shown
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.checks.grouping import labels_digest, likeness, split_units
@@ -63,6 +64,9 @@ def make_split(
         ArgumentError: no picture is labelled, a part would be empty, the shares or the name are wrong, or there is a
             split of the name with other parts.
     """
+    seed, divide_near = require_seed("seed", seed), require_flag("divide_near", divide_near)
+    if not isinstance(name, str):
+        raise ArgumentError(f"split {shown(name)}: want a name of letters, digits, '-' and '_'")
     if not name.replace("-", "a").replace("_", "a").isalnum() or not name.isascii():
         raise ArgumentError(f"split {name!r}: want a name of letters, digits, '-' and '_'")
     images = project.images()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from multiring._arguments import require_flag, require_path, shown
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes, placed
@@ -97,9 +98,12 @@ def import_labels(
             labels, and `labelled` is "".
         DataError: the files of labels are malformed, contradict each other or the pictures, or lead out of the folder.
     """
-    if labelled not in {"", *LABELLED}:
+    source = require_path("source", source)
+    if not isinstance(author, str) or not author.strip():
+        raise ArgumentError(f"author {shown(author)}: want a name")
+    if not isinstance(labelled, str) or labelled not in {"", *LABELLED}:
         raise ArgumentError(f"labelled {labelled!r}: want one of {', '.join(LABELLED)}, or nothing")
-    found = _read(Path(source), format, None if pictures is None else Path(pictures))
+    found = _read(source, format, None if pictures is None else require_path("pictures", pictures))
     stated = sum(len(each.labels) for each in found.pictures)
     once = tuple(replace(each, labels=distinct(each.labels)) for each in found.pictures)
     found = replace(found, pictures=once)
@@ -242,8 +246,8 @@ def export_labels(project: VisionProject, target: Path | str, format: str, *, bo
         ArgumentError: the format is unknown or does not hold a label, or the folder is not empty.
         DataError: the same, for a label that the format holds in part.
     """
-    used = _format(format)
-    target = Path(target)
+    used, boxes = _format(format), require_flag("boxes", boxes)
+    target = require_path("target", target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ArgumentError(f"{str(target)!r} is there and not empty: want a new folder")
     labellings = project.labellings()
@@ -293,7 +297,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 
 def _format(name: str) -> LabelFormat:
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ArgumentError(f"format {name!r}: want one of {', '.join(FORMATS)}")
     return FORMATS[name]
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from multiring._arguments import require_whole
 from multiring._replacing import words_of
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, DataError, MultiringError
@@ -114,8 +115,7 @@ class PredictionJob:
             raise ArgumentError(f"format {self.file_format!r}: want one of {', '.join(FORMATS)}")
         if self.file_format == "coco" and kind in {"classify", "act"}:
             raise ArgumentError("COCO holds boxes and masks, and this model answers with a class: want --format jsonl")
-        if self.every < 1:
-            raise ArgumentError(f"every {self.every}: want at least 1")
+        require_whole("every", self.every, 1, wanted="at least 1, a whole number")
         found = [asdict(each) for each in self.inputs()]
         return {
             "inputs": found,

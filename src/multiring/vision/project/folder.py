@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from multiring._arguments import require_flag, require_path, require_text, require_whole
 from multiring.data.readers.limits import Limits
 from multiring.errors import ArgumentError, DataError, StateError
 from multiring.vision.labels import outside, require_class_name, require_label
@@ -17,9 +18,18 @@ from multiring.vision.project.moves import moved_files
 from multiring.vision.project.records import ImageRecord, Labelling, PictureSummary, ScanResult
 from multiring.vision.project.scanning import COLUMNS, DATABASE, RUNS, Found, Measured, differs, files_below, measured
 from multiring.vision.project.schema import create_database, open_database, transaction
+from multiring.vision.project.statements import (
+    MOST_NUMBER,
+    stated_change,
+    stated_frames,
+    stated_groups,
+    stated_labels,
+    stated_names,
+)
 
 _IMAGES = f"SELECT path, digest, problem, is_missing, group_name, video, frame, {', '.join(COLUMNS)} FROM images"  # noqa: S608 -- own names
 _BATCH = 256  # pictures that a scan writes at a time
+_MOST_THREADS = 1024
 
 
 class VisionProject:
@@ -43,10 +53,11 @@ class VisionProject:
         """Make a folder a project, which it must not be yet. Its pictures are read by `scan`.
 
         Raises:
+            ArgumentError: `folder` is no path.
             StateError: the folder is a project already.
             OSError: the folder cannot be made or written.
         """
-        folder = Path(folder)
+        folder = require_path("folder", folder)
         folder.mkdir(parents=True, exist_ok=True)
         create_database(folder / DATABASE)
         return cls.open(folder)
@@ -56,9 +67,10 @@ class VisionProject:
         """Open a project.
 
         Raises:
+            ArgumentError: `folder` is no path.
             DataError: the folder is no project, or its file is damaged or of a newer multiring.
         """
-        folder = Path(folder)
+        folder = require_path("folder", folder)
         return cls(folder, open_database(folder / DATABASE))
 
     @classmethod
@@ -100,6 +112,9 @@ class VisionProject:
 
         Returns:
             What was found. A file that cannot be decoded is no error.
+
+        Raises:
+            ArgumentError: `threads` is not a whole number from 1 to 1,024.
         """
         here, refused = files_below(self.folder)
         rows = self._database.execute("SELECT path, size_bytes, modified_ns, is_missing, digest FROM images").fetchall()
@@ -115,7 +130,7 @@ class VisionProject:
         # The places from which a picture may have moved: nothing is there, or another file may be.
         left = gone | {each.path for each in fresh if each.path in known}
         former_digests = {digests[path] for path in left} - {""}
-        for each in measured(self.folder, fresh, limits, threads):
+        for each in measured(self.folder, fresh, limits, require_whole("threads", threads, 1, _MOST_THREADS)):
             is_known = each.found.path in known
             is_same = is_known and each.digest == digests[each.found.path]
             if not is_same and (is_known or each.digest in former_digests):
@@ -182,6 +197,7 @@ class VisionProject:
         Raises:
             ArgumentError: the project has no such picture.
         """
+        path = require_text("picture", path)
         row = self._database.execute(f"{_IMAGES} WHERE id = ?", (self._image(path),)).fetchone()
         return _record(row)
 
@@ -214,6 +230,7 @@ class VisionProject:
 
     def frames_of(self, video: str) -> tuple[ImageRecord, ...]:
         """Return the pictures that are frames of a video, in the order of their numbers."""
+        video = require_text("video", video)
         rows = self._database.execute(f"{_IMAGES} WHERE video = ? ORDER BY frame, path", (video,))
         return tuple(_record(row) for row in rows)
 
@@ -223,36 +240,37 @@ class VisionProject:
         Args:
             since: the number of a change. Only pictures whose labels changed after it are returned; -1: all.
         """
-        return tuple(history.summaries(self._database, since))
+        return tuple(history.summaries(self._database, require_whole("since", since, -1, MOST_NUMBER)))
 
     def set_group(self, path: str, group: str | None) -> None:
         """State the group of a picture, which no split divides; None takes it back.
 
         Raises:
-            ArgumentError: the project has no such picture.
+            ArgumentError: the project has no such picture, or the group is no text.
         """
-        self.set_groups({path: group})
+        self.set_groups({require_text("picture", path): group})
 
     def set_groups(self, groups: Mapping[str, str | None]) -> None:
         """State the groups of several pictures, as one change. See `set_group`."""
         with transaction(self._database):
-            for path, group in groups.items():
+            for path, group in stated_groups(groups).items():
                 self._database.execute("UPDATE images SET group_name = ? WHERE id = ?", (group, self._image(path)))
 
     def set_frame(self, path: str, video: str | None, frame: int | None) -> None:
         """State that a picture is a frame of a video, by the video's name and the frame's number.
 
         Raises:
-            ArgumentError: the project has no such picture, or only one of `video` and `frame` is given.
+            ArgumentError: the project has no such picture, only one of `video` and `frame` is given, the video is no
+                text, or the frame not a whole number from 0 on.
         """
         if (video is None) != (frame is None):
             raise ArgumentError(f"video {video!r} and frame {frame!r}: give both, or neither")
-        self.set_frames({path: None if video is None or frame is None else (video, frame)})
+        self.set_frames({require_text("picture", path): None if video is None or frame is None else (video, frame)})
 
     def set_frames(self, frames: Mapping[str, tuple[str, int] | None]) -> None:
         """State for several pictures which frames of videos they are, as one change. See `set_frame`."""
         with transaction(self._database):
-            for path, of in frames.items():
+            for path, of in stated_frames(frames).items():
                 self._database.execute(
                     "UPDATE images SET video = ?, frame = ? WHERE id = ?", (*(of or (None, None)), self._image(path))
                 )
@@ -280,6 +298,7 @@ class VisionProject:
             ArgumentError: there is no class `name`, or there is a class `new`, or no class can have that name.
         """
         require_class_name(new)
+        require_text("class", name)
         with transaction(self._database):
             if new in self.classes():
                 raise ArgumentError(f"class {new!r} is there already: choose another name")
@@ -298,11 +317,11 @@ class VisionProject:
 
     def labelling(self, path: str) -> Labelling | None:
         """Return the labelling of a picture, or None if nobody ever labelled it."""
-        return self.labellings(path).get(path)
+        return self.labellings(require_text("picture", path)).get(path)
 
     def labellings(self, path: str | None = None, *, video: str | None = None) -> dict[str, Labelling]:
         """Return the labelling of each picture that ever had one, by path; or of a picture, or of a video's frames."""
-        return history.labellings(self._database, self._class_names(), path, video)
+        return history.labellings(self._database, self._class_names(), *stated_names(path, video))
 
     def set_labels(
         self,
@@ -332,7 +351,7 @@ class VisionProject:
             StateError: somebody else changed the labels since `after`, or a scan found another file.
         """
         return self.set_many_labels(
-            {path: labels},
+            {require_text("picture", path): labels},
             author,
             after=None if after is None else {path: after},
             digests=None if digest is None else {path: digest},
@@ -352,8 +371,10 @@ class VisionProject:
 
         `after` and `digests` have the values of pictures by path. If one is outdated, nothing is changed at all.
         """
-        if not author.strip():
+        if not require_text("author", author).strip():
             raise ArgumentError("author: want a name")
+        outside_too = require_flag("outside_too", outside_too)
+        labels = stated_labels(labels)
         stated = [each for some in labels.values() for each in some or ()]
         for each in stated:
             require_label(each)
@@ -380,11 +401,11 @@ class VisionProject:
             StateError: there is no such change, or somebody changed one of its pictures later.
         """
         with transaction(self._database):
-            return history.undo_change(self._database, author, change)
+            return history.undo_change(self._database, require_text("author", author), stated_change(change))
 
     def history(self, path: str) -> tuple[Labelling, ...]:
         """Return all labellings that a picture had, oldest first."""
-        return tuple(history.history(self._database, self._class_names(), path))
+        return tuple(history.history(self._database, self._class_names(), require_text("picture", path)))
 
     def _class_names(self) -> dict[int, str]:
         return dict(self._database.execute("SELECT id, name FROM classes").fetchall())
@@ -412,7 +433,7 @@ class VisionProject:
         ).fetchone()
         if after is not None and last != after:
             raise StateError(f"picture {path!r} was changed meanwhile (change {last}, not {after}): read it again")
-        if digest is not None and found != digest:
+        if digest is not None and found != require_text("digest", digest):
             raise StateError(
                 f"picture {path!r} is another file now (digest {found[:12] or 'unreadable'}, not {digest[:12]}): read "
                 "it again"

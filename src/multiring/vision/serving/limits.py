@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from multiring.errors import ArgumentError
+from multiring._arguments import require_number, require_whole
 from multiring.vision.serving.refusals import TOO_MANY, RequestError
 
 
@@ -42,8 +42,10 @@ class ServerLimits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (value >= 0 if name == "delay_s" else value > 0) or value == float("inf"):
-                raise ArgumentError(f"{name}={value}: want a number above 0")
+            if name.endswith("_s"):
+                require_number(name, value, above=name != "delay_s")
+            else:
+                require_whole(name, value, 1)
 
 
 class Admission:
