@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._arguments import is_number
 from multiring._frontend.consistency_check import reporting_errors, require_alike
 from multiring._frontend.errors import OperationError, internal_errors
 from multiring._frontend.handles import submit
@@ -138,7 +139,7 @@ def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
         raise ArgumentError(
             f"mean: metrics is a {type(metrics).__name__}; want a dict of values by name, as {{'loss': loss}}"
         )
-    if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
+    if not is_number(weight) or not 0 <= float(weight) < math.inf:
         raise ArgumentError(f"mean: weight={weight!r}; want the number of samples of the metrics, 0 or more")
     found = []
     for name, value in metrics.items():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from multiring._arguments import require_flag, require_whole
 from multiring._frontend.lifecycle import is_initialized, local_rank, rank, size
 from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.errors import ArgumentError, MismatchError
@@ -113,12 +114,17 @@ def seed_everything(seed: int | None, seeds: Iterable[Callable[[int], object]] =
             ranks the same numbers, for example for a model's initial parameters.
 
     Raises:
-        ArgumentError: `seed` is out of range.
-        MismatchError: on every rank: the ranks passed different seeds.
+        ArgumentError: `seed` is out of range, or no whole number.
+        MismatchError: on every rank: the ranks passed different seeds. On the other ranks: one rank's seed is wrong.
     """
-    wanted: object = seed  # a user may pass any type
-    if wanted is not None and not (isinstance(wanted, int) and 0 <= wanted < 1 << 32):
-        raise ArgumentError(f"seed={seed!r}: want an integer of 0 to {(1 << 32) - 1}, or None")
+    try:
+        differs = require_flag("differs", differs)
+        if seed is not None:
+            seed = require_whole("seed", seed, 0, (1 << 32) - 1, wanted=f"an integer of 0 to {(1 << 32) - 1}, or None")
+    except ArgumentError as error:
+        if size() > 1:  # the other ranks would wait for this one
+            allgather_object(f"none: {error}", name="seed_everything")
+        raise
     if size() > 1:
         told = allgather_object(seed, name="seed_everything")
         if len(set(told)) > 1:

@@ -1,10 +1,11 @@
 """Report metrics of all ranks to TensorBoard, W&B or a file, as one process would."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from multiring._arguments import require_function, require_whole
 from multiring._frontend.evaluation import checked, mean
 from multiring._frontend.lifecycle import rank
 from multiring.errors import ArgumentError
@@ -16,13 +17,8 @@ class MetricsHook:
     """Averages metrics over all ranks' samples and over several steps, and reports them on rank 0."""
 
     def __init__(self, start: Callable[[], Writer], every: int) -> None:
-        begin, steps = cast("tuple[object, object]", (start, every))  # a user may pass any types
-        if not callable(begin) or not isinstance(steps, int) or steps < 1:
-            raise ArgumentError(
-                f"metrics_hook({start!r}, every={every!r}): want a function that returns a writer, and every >= 1"
-            )
-        self._start = start
-        self._every = every
+        self._start = require_function("metrics_hook: start", start, "a function that returns a writer")
+        self._every = require_whole("metrics_hook: every", every, 1)
         self._writer: Writer | None = None
         self._sums: dict[str, Any] = {}
         self._weight = 0.0

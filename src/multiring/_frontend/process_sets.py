@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from multiring._arguments import whole
 from multiring._frontend.errors import internal_errors, not_initialized
 from multiring._frontend.follow_ups import FollowUps
 from multiring._frontend.horovod_words import speaks_horovod
@@ -52,12 +53,13 @@ class ProcessSet:
             self.mpi_comm, self.ranks = ranks_or_comm, sorted(ranks_of(ranks_or_comm))
             return
         found = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
-        if found is None or any(not isinstance(rank, int) for rank in found):
+        ranks = [] if found is None else [whole(rank) for rank in found]
+        if found is None or None in ranks:
             raise ArgumentError(
                 f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks, or a "
                 "communicator of mpi4py"
             )
-        self.ranks = sorted(found)
+        self.ranks = sorted(rank for rank in ranks if rank is not None)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -532,7 +534,7 @@ def world_rank_in(members: Members, root_rank: int) -> int:
         ArgumentError: `root_rank` is not in the set.
     """
     try:
-        return members.group.ranks.index(root_rank)
+        return members.group.ranks.index(whole(root_rank))  # type: ignore[arg-type] # None is no rank
     except ValueError:
         raise ArgumentError(
             f"root_rank={root_rank!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered "

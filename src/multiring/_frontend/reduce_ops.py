@@ -3,6 +3,7 @@
 import warnings
 from typing import NamedTuple
 
+from multiring._arguments import shown
 from multiring.errors import ArgumentError
 
 Average = 0
@@ -74,6 +75,9 @@ def combination(
     """Return the combination for these arguments; see `chosen_op` for `op`, `average` and the errors."""
     chosen = chosen_op(op, average)
     try:
-        return Combination(chosen, float(prescale), float(postscale), wire)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"factors {prescale!r} and {postscale!r}: want numbers") from None
+        # float() would take texts and truth values.
+        if not isinstance(prescale, str | bytes | bool) and not isinstance(postscale, str | bytes | bool):
+            return Combination(chosen, float(prescale), float(postscale), wire)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ArgumentError(f"factors {shown(prescale)} and {shown(postscale)}: want numbers")

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from multiring._arguments import require_flag, require_number, require_whole
 from multiring._frontend.evaluation import mean
 from multiring._frontend.first_rank import on_first_rank
 from multiring._frontend.lifecycle import rank, size
@@ -32,7 +33,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         del device
-        self.root_rank = root_rank
+        self.root_rank = require_whole("root_rank", root_rank)
         self.broadcast_done = False
         self._local = {id(variable) for variable in local_variables or ()}
 
@@ -96,6 +97,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         momentum_correction: no effect, because Keras 3 compiles the momentum into the step. A warning says so.
         steps_per_epoch: the number of batches in an epoch. It is needed if `staircase` is False. By default `fit`
             determines it.
+
+    Raises:
+        ArgumentError: an argument is no number, or out of range.
     """
 
     def __init__(
@@ -110,14 +114,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     ) -> None:
         super().__init__()
         self._momentum_correction = momentum_correction
-        if initial_lr is None:
-            raise ArgumentError("initial_lr=None: want the learning rate that is multiplied")
-        self.initial_lr = initial_lr
-        self.start_epoch = start_epoch
-        self.end_epoch = end_epoch
-        self.staircase = staircase if callable(multiplier) else True
-        self.steps_per_epoch = steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else lambda _epoch: multiplier
+        # An error during `fit` would come on the ranks one after the other, and only after an epoch or more.
+        self.initial_lr = require_number("initial_lr", initial_lr)
+        self.start_epoch = require_number("start_epoch", start_epoch)
+        self.end_epoch = None if end_epoch is None else require_number("end_epoch", end_epoch)
+        self.staircase = require_flag("staircase", staircase) if callable(multiplier) else True
+        self.steps_per_epoch = None if steps_per_epoch is None else require_whole("steps_per_epoch", steps_per_epoch, 1)
+        self.multiplier = multiplier if callable(multiplier) else _constant(require_number("multiplier", multiplier))
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -167,6 +170,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 
 
+def _constant(number: float) -> Callable[[float], float]:
+    return lambda _epoch: number
+
+
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Increases the learning rate batch by batch in the first epochs.
 
@@ -183,6 +190,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        warmup_epochs = require_number("warmup_epochs", warmup_epochs, above=True)
+
         def multiplier(epoch: float) -> float:
             # Compute the rate for the end of the batch, so that the last batch of the warm-up has the full rate.
             reached = epoch + 1.0 / (self.steps_per_epoch or 1)

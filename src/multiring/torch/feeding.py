@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_whole
 from multiring._frontend.job_place import job_place
 from multiring._frontend.sample_counts import count_in_job
 from multiring._runtime.job.job import when_changed
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import batch_of
-from multiring.data.feeding.loader import Batch, Loader
+from multiring.data.feeding.loader import Batch, Loader, require_samples
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.torch.collectives.allreduce import allreduce
@@ -64,6 +65,11 @@ class DataLoader(Loader):
         self._shares: MeasuredShares | None = None
         if not options.keys() & {"rank", "ranks"}:
             self.count_by(count_in_job)
+
+    @property
+    def batching(self) -> str:
+        """The arguments that decide how many batches the ranks exchange; they have to be equal on all ranks."""
+        return f"batch={self.batch}, drop_last={self._drop_last}, skip_bad={self._leaving_out is not None}"
 
     def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
         """Use this loader in `distribute`: load for this job's ranks, and weight the gradients."""
@@ -121,12 +127,19 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         batch: the number of samples of a step, on all ranks together.
         rank: this rank; by default, the job's value at the start of each iteration.
         ranks: the number of ranks; by default, the job's value at the start of each iteration.
+
+    Raises:
+        ArgumentError: `samples` is no data set, `batch` or `ranks` is not a whole number from 1 on, or `rank` is not
+            below `ranks`.
     """
 
     def __init__(self, samples: Samples, batch: int, *, rank: int | None = None, ranks: int | None = None) -> None:
         super().__init__()
-        self._samples, self._batch = samples, batch
-        self._rank, self._ranks = rank, ranks
+        require_samples(samples)
+        self._samples, self._batch = samples, require_whole("batch", batch, 1)
+        self._ranks = None if ranks is None else require_whole("ranks", ranks, 1)
+        most = None if self._ranks is None else self._ranks - 1
+        self._rank = None if rank is None else require_whole("rank", rank, 0, most)
         self._progress = Progress.beginning(samples)
         # Workers may live longer than an epoch and a job. Shared memory tells them the rank, the number of ranks, the
         # epoch and the first sample.
@@ -165,12 +178,21 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         return math.ceil((self._samples.order.length - self._progress.samples) / self._batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration start at the beginning of `epoch`."""
-        self._progress = replace(Progress.beginning(self._samples), epoch=epoch)
+        """Make the next iteration start at the beginning of `epoch`.
+
+        Raises:
+            ArgumentError: `epoch` is not a whole number from 0 on.
+        """
+        self._progress = replace(Progress.beginning(self._samples), epoch=require_whole("epoch", epoch))
         self._tell()
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Return the state of a training that has used `batches` batches since the epoch began or was resumed."""
+        """Return the state of a training that has used `batches` batches since the epoch began or was resumed.
+
+        Raises:
+            ArgumentError: `batches` is not a whole number from 0 on.
+        """
+        batches = require_whole("batches", batches)
         done = min(self._samples.order.length, self._progress.samples + batches * self._batch)
         return replace(self._progress, samples=done).state_dict()
 

@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
-from multiring.torch.distributing.samples import require_same_samples
+from multiring.torch.distributing.samples import require_same_samples, require_same_stored
 from multiring.torch.distributing.weighing import Weighing
 from multiring.torch.feeding import DataLoader as FedLoader
 from multiring.torch.gradients.distributed import Distributed, setup_of
@@ -107,9 +107,10 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         reduction: "mean" or "sum": how the program's loss combines the losses of its samples.
         sharded: whether each rank's loader already gives this rank's own samples. They are then used unchanged. A rank
             whose samples are exhausted takes part until all ranks have none left.
-        check: whether to check that ranks read the right samples. The call compares the ranks' data sets. Each pass
-            checks that the ranks' first batches differ. For an iterable data set that every rank reads as a whole, each
-            step checks that the ranks read the same batch.
+        check: whether to check that ranks read the right samples. The call compares a few samples of the ranks' data
+            sets, also of a `multiring.torch.DataLoader`, with what its transform makes of them. Each pass checks that
+            the ranks' first batches differ. For an iterable data set that every rank reads as a whole, each step checks
+            that the ranks read the same batch.
         compression: the type in which float32 gradients travel between hosts, as in DistributedOptimizer: a member of
             `Compression`, or its name.
         shares: "equal": each batch is divided equally among the ranks. "speed": each rank's part is in proportion to
@@ -152,8 +153,11 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
             _require_measurable(model, loader)
     lines = _signature_of_fed(loader) if is_fed else _signature_of(loader, rules)
     require_alike(group, _WHAT, [str(rules), f"compression={described_compression}", *lines])
-    if size() > 1 and rules.check and not rules.sharded and not is_fed:
-        require_same_samples(loader)
+    if size() > 1 and rules.check and not rules.sharded:
+        if is_fed:
+            require_same_stored(loader.samples)
+        else:
+            require_same_samples(loader)
     if size() > 1:
         broadcast_parameters(model, root_rank=0)
         broadcast_optimizer_state(optimizer, root_rank=0)
@@ -269,7 +273,7 @@ def _require_global(rules: Rules) -> None:
 
 def _signature_of_fed(loader: FedLoader) -> list[str]:
     state = loader.state_dict()
-    return [f"data set {state['dataset']}, seed {state['seed']}, batch {loader.batch}", f"done: {state}"]
+    return [f"data set {state['dataset']}, seed {state['seed']}, {loader.batching}", f"done: {state}"]
 
 
 def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:

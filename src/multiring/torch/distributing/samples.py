@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from multiring._runtime.group.handles import told_apart
+from multiring.data.dataset import Samples
 from multiring.errors import MismatchError
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
@@ -26,19 +27,58 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
     dataset: Any = loader.dataset
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset) or not len(dataset):
         return
-    numbers = sorted({step * (len(dataset) - 1) // (_LOOKED_AT - 1) for step in range(_LOOKED_AT)})
-    rows: list[list[int]] = allgather(
-        torch.tensor([_read(loader, numbers)], device="cpu"), name="distribute.samples"
-    ).tolist()
-    for number, column in zip(numbers, zip(*rows, strict=True), strict=True):
+    numbers = _spaced(len(dataset))
+    if (difference := _difference(_read(loader, numbers))) is not None:
+        place, told = difference
+        raise MismatchError(
+            f"distribute: the ranks' data sets differ, first in sample {numbers[place]} of {len(dataset)}: {told}. "
+            "Each rank has to have all samples, in the same order, because ranks exchange sample numbers: list files "
+            "in one order (sorted), and make random data and splits with the same seed. If each rank is meant to have "
+            "its own samples, pass sharded=True; if they are random, check=False"
+        )
+
+
+def require_same_stored(samples: Samples) -> None:
+    """Raise MismatchError on every rank if the ranks' data sets of `multiring.data` differ.
+
+    The names, the sizes and the order of the shards are equal already. A transform, or the contents of files of equal
+    sizes, can still differ. The ranks compare a few samples, as `require_same_samples` does.
+    """
+    length = samples.order.length
+    numbers: list[int] = samples.order.samples(0, np.array(_spaced(length))).tolist()
+    looking = _Looking(_Stored(samples), numbers)
+    if (difference := _difference([looking[place] for place in range(len(numbers))])) is not None:
+        place, told = difference
+        raise MismatchError(
+            f"distribute: the ranks' data sets differ, first in sample {numbers[place]}: {told}. Names and sizes of "
+            "the shards are equal, so the transforms or the contents of files differ: want the same data and the same "
+            "transform on every rank. If the transform draws numbers of its own, pass check=False"
+        )
+
+
+class _Stored:
+    """The samples of a data set of `multiring.data` in epoch 0, by number."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, number: int) -> Any:
+        return self._samples.sample(number)
+
+
+def _spaced(count: int) -> list[int]:
+    """Return a few evenly spaced numbers from 0 to `count` - 1."""
+    return sorted({step * (count - 1) // (_LOOKED_AT - 1) for step in range(_LOOKED_AT)})
+
+
+def _difference(own: list[int]) -> tuple[int, str] | None:
+    """Return the first place in which the ranks' fingerprints differ, and each rank's; None if they are equal."""
+    rows: list[list[int]] = allgather(torch.tensor([own], device="cpu"), name="distribute.samples").tolist()
+    for place, column in enumerate(zip(*rows, strict=True)):
         known = {rank: f"{each:016x}" for rank, each in enumerate(column) if each != UNKNOWN}
         if len(set(known.values())) > 1:
-            raise MismatchError(
-                f"distribute: the ranks' data sets differ, first in sample {number} of {len(dataset)}: "
-                f"{told_apart(known)}. Each rank has to have all samples, in the same order, because ranks exchange "
-                "sample numbers: list files in one order (sorted), and make random data and splits with the same seed. "
-                "If each rank is meant to have its own samples, pass sharded=True; if they are random, check=False"
-            )
+            return place, told_apart(known)
+    return None
 
 
 def _read(loader: DataLoader[Any], numbers: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from multiring._arguments import whole
 from multiring._frontend.process_sets import ProcessSet
 from multiring._gradients.options import GradientOptions
 from multiring.errors import ArgumentError
@@ -53,10 +54,11 @@ def groups_from(groups: Any) -> Groups:
     """Return `groups`; raise ArgumentError unless it is a number, or lists of distinct parameters."""
     if groups is None:
         return None
-    if isinstance(groups, int):
-        if groups < 1:
+    count = whole(groups)
+    if count is not None:
+        if count < 1:
             raise ArgumentError(f"groups={groups}: want a number of 1 or more, lists of parameters, or None")
-        return groups
+        return count
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
         raise ArgumentError(f"groups={groups!r}: want a number of 1 or more, a list of lists of parameters, or None")
     seen: set[int] = set()
