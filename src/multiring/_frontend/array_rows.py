@@ -3,13 +3,13 @@
 The arrays are NumPy arrays, as in `array_collectives`.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from multiring._arguments import shown, whole
 from multiring._frontend.array_collectives import Array, allgather, broadcast, native, start_allgather, start_allreduce
 from multiring._frontend.compression_names import Compression
 from multiring._frontend.dtype_conversion import converted, converted_back, dtype_conversion
@@ -123,12 +123,12 @@ def row_counts(splits: Sequence[Any] | Array | None, rows: int, ranks: int) -> l
             raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple of {ranks}, or splits")
         return [rows // ranks] * ranks
     try:
-        found = [operator.index(each) for each in splits]
-    except TypeError:  # a number with a fraction, for example
+        found = [-1 if (count := whole(each)) is None else count for each in splits]
+    except TypeError:  # no sequence
         found = []
     if len(found) != ranks or min(found) < 0 or sum(found) > rows:
         raise ArgumentError(
-            f"splits={list(splits)}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} "
+            f"splits={shown(splits)}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} "
             "rows"
         )
     return found

@@ -95,7 +95,11 @@ def log_by_rank(level: int = logging.INFO, *, others: int = logging.WARNING) -> 
     """Log to stderr, with the rank in each line.
 
     Ranks other than 0 log from level `others` on.
+
+    Raises:
+        ArgumentError: a level is not a whole number from 0 on, such as logging.INFO.
     """
+    level, others = require_whole("level", level), require_whole("others", others)
     handler = logging.StreamHandler()
     handler.addFilter(RankFilter(others))
     handler.setFormatter(logging.Formatter("[rank %(rank)s of %(ranks)s] %(levelname)s %(name)s: %(message)s"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from multiring._arguments import require_number, whole
+from multiring._arguments import require_flag, require_number, whole
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Average, chosen_op
 from multiring.errors import ArgumentError
@@ -40,7 +40,9 @@ class GradientReduction:
         if self.predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         self.predivide_factor = require_number("gradient_predivide_factor", self.predivide_factor, above=True)
-        if self.groups is not None and not isinstance(self.groups, list) and (whole(self.groups) or 0) < 1:
+        self.scale_local = require_flag("scale_local_gradients", self.scale_local)
+        is_list = isinstance(self.groups, list) and all(isinstance(each, list | tuple) for each in self.groups)
+        if self.groups is not None and not is_list and (whole(self.groups) or 0) < 1:
             raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from multiring._arguments import require_whole
+from multiring._arguments import require_flag, require_whole
 from multiring._frontend.keras_steps import current_step
 from multiring.errors import ArgumentError, UnsupportedError
 
@@ -149,6 +149,7 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
             f"optimizer is a {kind.__module__}.{kind.__name__}, without {missing[0]}: want one of keras.optimizers, of "
             "Keras 3"
         )
+    averages_passes = require_flag("average_aggregated_gradients", averages_passes)
     passes = require_whole("backward_passes_per_step", passes, 1, wanted="1 or more, a whole number")
     inner = _inner(optimizer)
     for each in [one for one in inner if not _inner(one)] or [optimizer]:

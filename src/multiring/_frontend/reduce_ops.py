@@ -3,7 +3,7 @@
 import warnings
 from typing import NamedTuple
 
-from multiring._arguments import shown
+from multiring._arguments import shown, whole
 from multiring.errors import ArgumentError
 
 Average = 0
@@ -51,7 +51,9 @@ def chosen_op(op: int | str | None, average: bool | None = None) -> int:
     if op is None:
         return Average
     number = _NUMBERS.get(op) if isinstance(op, str) else op
-    if number.__class__ is int and 0 <= number < len(_NAMES):
+    if number.__class__ is not int:
+        number = whole(number)
+    if number is not None and 0 <= number < len(_NAMES):
         return number
     raise ArgumentError(f"op={op!r}: want one of {', '.join(f'{name.capitalize()}' for name in _NAMES)}, or its name")
 

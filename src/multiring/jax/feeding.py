@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from multiring._arguments import shown
 from multiring._frontend.job_place import job_place
 from multiring._frontend.sample_counts import count_in_job
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
-from multiring.errors import DataError
+from multiring.errors import ArgumentError, DataError
 
 
 class DataLoader(Loader):
@@ -26,10 +27,16 @@ class DataLoader(Loader):
         batch: samples of a step, on all ranks together.
         device: the device or sharding for the arrays, default: JAX's default device.
         options: other arguments of `multiring.data.Loader`.
+
+    Raises:
+        ArgumentError: as `multiring.data.Loader`; or `device` is no device and no sharding.
     """
 
     def __init__(self, samples: Samples, batch: int, *, device: Any = None, **options: Any) -> None:
         super().__init__(samples, batch, **options)
+        # A device's class is JAX's own, and there are several forms of a place.
+        if device is not None and type(device).__module__.partition(".")[0] not in {"jax", "jaxlib"}:
+            raise ArgumentError(f"device={shown(device)}: want a device of jax.devices(), or a sharding")
         if not options.keys() & {"rank", "ranks"}:
             self.follow(job_place)
             self.count_by(count_in_job)

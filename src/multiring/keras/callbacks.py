@@ -113,12 +113,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        self._momentum_correction = momentum_correction
+        self._momentum_correction = require_flag("momentum_correction", momentum_correction)
         # An error during `fit` would come on the ranks one after the other, and only after an epoch or more.
         self.initial_lr = require_number("initial_lr", initial_lr)
         self.start_epoch = require_number("start_epoch", start_epoch)
         self.end_epoch = None if end_epoch is None else require_number("end_epoch", end_epoch)
-        self.staircase = require_flag("staircase", staircase) if callable(multiplier) else True
+        self.staircase = require_flag("staircase", staircase) or not callable(multiplier)
         self.steps_per_epoch = None if steps_per_epoch is None else require_whole("steps_per_epoch", steps_per_epoch, 1)
         self.multiplier = multiplier if callable(multiplier) else _constant(require_number("multiplier", multiplier))
         self._epoch = 0

@@ -84,10 +84,12 @@ for _name in set(WIRES) - set(vars(Compression)):  # a wire type without a compr
 
 
 def compressor_of(compression: Any) -> Any:
-    """Return the compressor for a value of `compression=`: a name becomes the member of Compression.
+    """Return the compressor for a value of `compression=`: a name becomes the member of Compression; None its `none`.
 
     A value that is neither a name nor a compressor is returned for `require_compressor`, which refuses it.
     """
+    if compression is None:
+        return Compression.none
     is_name = isinstance(compression, str) and compression in NAMES
     return getattr(Compression, compression) if is_name else compression
 

@@ -18,6 +18,7 @@ from multiring._runtime.job.job import when_changed
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import batch_of
 from multiring.data.feeding.loader import Batch, Loader, require_samples
+from multiring.data.permutation import MOST
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.torch.collectives.allreduce import allreduce
@@ -136,8 +137,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def __init__(self, samples: Samples, batch: int, *, rank: int | None = None, ranks: int | None = None) -> None:
         super().__init__()
         require_samples(samples)
-        self._samples, self._batch = samples, require_whole("batch", batch, 1)
-        self._ranks = None if ranks is None else require_whole("ranks", ranks, 1)
+        self._samples, self._batch = samples, require_whole("batch", batch, 1, MOST)
+        self._ranks = None if ranks is None else require_whole("ranks", ranks, 1, MOST)
         most = None if self._ranks is None else self._ranks - 1
         self._rank = None if rank is None else require_whole("rank", rank, 0, most)
         self._progress = Progress.beginning(samples)
@@ -183,7 +184,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         Raises:
             ArgumentError: `epoch` is not a whole number from 0 on.
         """
-        self._progress = replace(Progress.beginning(self._samples), epoch=require_whole("epoch", epoch))
+        self._progress = replace(Progress.beginning(self._samples), epoch=require_whole("epoch", epoch, 0, MOST))
         self._tell()
 
     def state_after(self, batches: int) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def option_cases() -> Iterator[Case]:
         ("clip_gradients", mt.clip_gradients, "limit", 0.5, "number"),
         ("schedule_learning_rate", mt.schedule_learning_rate, "rule", lambda _: 1.0, "function"),
         ("noise_scale", mt.noise_scale, "samples", 2, "count or None"),
+        ("gradient_lag", mt.gradient_lag, "steps", 1, "from zero"),
         ("noise_scale's steps", mt.noise_scale, "every", 2, "count"),
         ("noise_scale's window", mt.noise_scale, "window", 2, "count"),
     ):

@@ -76,6 +76,7 @@ def together_of(parameters: Sequence[tuple[str, Tensor]], groups: Groups) -> lis
     if groups is None:
         return []
     if isinstance(groups, int):
+        groups = min(groups, max(1, len(parameters)))
         each, more = divmod(len(parameters), groups)
         ends = [number * each + min(number, more) for number in range(groups + 1)]
         found = [list(range(start, end)) for start, end in pairwise(ends)]

@@ -134,7 +134,8 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
             f"LARC around {type(optimizer).__name__}, whose step it does not know; want SGD, Adam or AdamW, or LARS or "
             "LAMB without LARC"
         )
-    chosen = order or ("after_moments" if is_adam else "before_moments")
+    by_default = "after_moments" if is_adam else "before_moments"
+    chosen = by_default if order is None else order
     require_choice("order", chosen, _ORDERS)
     kind = _AroundSteps if chosen == "after_moments" else _AroundGradients
     stages_of(optimizer).add(kind(trust_coefficient, eps, mode))

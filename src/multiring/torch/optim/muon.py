@@ -47,6 +47,8 @@ class NewtonSchulz:
         require_number("eps", self.eps)
         require_whole("steps", self.steps, 0, 99)
         require_numbers("coefficients", self.coefficients, 3, least=-math.inf)
+        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+            raise ArgumentError(f"precision={shown(self.precision)}: want a type of floats, such as torch.bfloat16")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +110,7 @@ class Muon(Divided):
         if iteration is not None and not isinstance(iteration, NewtonSchulz):
             raise ArgumentError(f"iteration={shown(iteration)}: want a NewtonSchulz, or None")
         chosen = iteration or NewtonSchulz()
-        require_choice("adjust_lr_fn", adjust_lr_fn or "original", _RATES)
+        require_choice("adjust_lr_fn", "original" if adjust_lr_fn is None else adjust_lr_fn, _RATES)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,

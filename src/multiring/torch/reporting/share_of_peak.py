@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from multiring._arguments import require_function, require_whole
 from multiring._frontend.joining import barrier
 from multiring._frontend.lifecycle import size
 from multiring._frontend.object_collectives import allgather_object
@@ -292,7 +293,8 @@ def training_report(
     Raises:
         ArgumentError: `samples` is below 1, or `training_flop` or `measured_peak` raises it.
     """
-    if samples < 1:
-        raise ArgumentError(f"training_report(samples={samples!r}): want 1 or more")
+    samples = require_whole("training_report: samples", samples, 1)
+    if measure is not None:
+        require_function("training_report: measure", measure, "a function that measures the peak, or None")
     flop = training_flop(model, step) / samples
     return TrainingReport(flop, dtype, measure or (lambda: measured_peak(dtype)))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._arguments import require_whole
 from multiring.errors import ArgumentError, StateError
 from multiring.torch.gradients.distributed import Distributed, delay_gradients
 from multiring.torch.gradients.rounds import Round
@@ -174,8 +175,7 @@ def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLa
 
     Source: Kurth et al., "Exascale deep learning for climate analytics", SC18, arXiv 1810.01993.
     """
-    if steps not in {0, 1} or isinstance(steps, bool):
-        raise ArgumentError(f"gradient_lag(optimizer, {steps!r}): want 0 or 1")
+    steps = require_whole("gradient_lag: steps", steps, 0, 1, wanted="0 or 1")
     return GradientLag(optimizer, stages_of(optimizer), steps)
 
 
