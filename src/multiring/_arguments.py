@@ -171,6 +171,11 @@ def require_function(what: str, value: Value, wanted: str = "a function") -> Val
     return value
 
 
+def is_of(value: object, *kinds: type) -> bool:
+    """Return whether `value` is of one of the kinds, whatever type a caller has declared it to be of."""
+    return isinstance(value, kinds)
+
+
 def shown(value: Any) -> str:
     """Return `value` as a message shows it, on one line and cut off if it is long."""
     try:

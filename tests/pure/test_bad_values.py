@@ -235,7 +235,7 @@ def test_weights_that_are_no_numbers(stored: Path) -> None:
     for weights in (["1"] * COUNT, [True] * COUNT, [1.0] * (COUNT - 1) + [True], [[1.0]] * COUNT, [math.nan] * COUNT):
         with pytest.raises(ArgumentError, match="weight"):
             data.weighted(weights)  # type: ignore[arg-type]
-    assert data.weighted(np.ones(COUNT, np.float32), 7).order.length == 7
+    assert data.weighted(np.ones(COUNT, np.float32), 7).order.length == 7  # type: ignore[arg-type]
     assert data.weighted([*[0] * (COUNT - 1), 1]).order.samples(0, [0]).tolist() == [COUNT - 1]
 
 
@@ -287,12 +287,12 @@ def test_labels_of_lists_and_of_numpy_s_numbers_are_kept() -> None:
 def test_probabilities_are_no_mask() -> None:
     """Nearly all of them would count as in the mask."""
     with pytest.raises(ArgumentError, match=r"pixels of type float64: want booleans, as from `probabilities > 0\.5`"):
-        run_lengths_of(np.full((2, 2), 0.1))  # type: ignore[arg-type]
+        run_lengths_of(np.full((2, 2), 0.1))
     for shape in ((4,), (0, 2), (2, 2, 1)):
         with pytest.raises(ArgumentError, match="pixels of shape"):
             run_lengths_of(np.zeros(shape, bool))
     for dtype in (np.uint8, np.float32):
-        assert run_lengths_of(np.eye(3, dtype=dtype)) == run_lengths_of(np.eye(3) > 0)  # type: ignore[arg-type]
+        assert run_lengths_of(np.eye(3, dtype=dtype)) == run_lengths_of(np.eye(3) > 0)
 
 
 def test_checks() -> None:

@@ -534,7 +534,7 @@ def world_rank_in(members: Members, root_rank: int) -> int:
         ArgumentError: `root_rank` is not in the set.
     """
     try:
-        return members.group.ranks.index(whole(root_rank))  # type: ignore[arg-type] # None is no rank
+        return members.group.ranks.index(whole(root_rank))
     except ValueError:
         raise ArgumentError(
             f"root_rank={root_rank!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered "

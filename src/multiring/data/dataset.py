@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from multiring._arguments import require_flag, require_function, require_seed, require_whole, shown, whole
+from multiring._arguments import is_of, require_flag, require_function, require_seed, require_whole, shown, whole
 from multiring._runtime import Group, is_initialized, world
 from multiring._settings import Settings
 from multiring.data.caching.blocks import BlockCache
@@ -363,7 +363,7 @@ class Mixture:
         self, datasets: Sequence[Dataset], weights: Sequence[float], *, seed: int = 0, length: int | None = None
     ) -> None:
         seed = require_seed("seed", seed)
-        if not isinstance(datasets, Sequence) or not datasets or not all(hasattr(each, "order") for each in datasets):
+        if not is_of(datasets, Sequence) or not datasets or not all(hasattr(each, "order") for each in datasets):
             raise ArgumentError(f"datasets={shown(datasets)}: want a list of data sets")
         self._datasets = tuple(datasets)
         counts = [len(each) for each in datasets]

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._arguments import is_number, require_whole, shown, whole
+from multiring._arguments import is_number, is_of, require_whole, shown, whole
 from multiring.data.permutation import Numbers, Permutation, hashed, keyed_words
 from multiring.errors import ArgumentError
 
@@ -48,7 +48,7 @@ class Shuffle:
     read_amplification: float = 1.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in _KINDS:
+        if not is_of(self.kind, str) or self.kind not in _KINDS:
             raise ArgumentError(f"shuffle={self.kind!r}: want {' or '.join(map(repr, _KINDS))}, or a Shuffle of these")
         require_whole("Shuffle: window", self.window, 1, wanted="1 shard or more, a whole number")
         if not is_number(self.read_amplification) or not self.read_amplification >= 1:  # so that NaN is wrong

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring._arguments import require_function, require_whole, shown
+from multiring._arguments import is_of, require_function, require_whole, shown
 from multiring.data import Loader, Samples
 from multiring.errors import ArgumentError
 from multiring.torch.step.after_step import MovingAverage
@@ -60,7 +60,7 @@ def evaluate(  # noqa: PLR0913 -- all are needed
             an argument of the loader is wrong.
     """
     require_function("measure", measure, "a function of the model and a batch")
-    if place is not None and (not isinstance(place, tuple | list) or len(place) != 2):
+    if place is not None and (not is_of(place, tuple, list) or len(place) != 2):
         raise ArgumentError(f"place={shown(place)}: want this rank and the number of ranks, or None")
     rank, ranks = place or ((mt.rank(), mt.size()) if mt.is_initialized() else (0, 1))
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)

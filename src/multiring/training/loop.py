@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import multiring.torch as mt
-from multiring._arguments import shown
+from multiring._arguments import is_of, shown
 from multiring._frontend.consistency_check import reporting_errors, require_alike
 from multiring._frontend.process_sets import global_process_set, members_of
 from multiring._steps.step_counters import STEPS, log_metrics
@@ -83,7 +83,7 @@ class TrainingRun:
     """
 
     def __init__(self, task: TrainingTask, options: TrainingOptions, callbacks: Sequence[Callback] = ()) -> None:
-        if not isinstance(task, TrainingTask) or not isinstance(options, TrainingOptions):
+        if not is_of(task, TrainingTask) or not is_of(options, TrainingOptions):
             raise ArgumentError(f"TrainingRun({shown(task)}, {shown(options)}): want a TrainingTask and its options")
         self.task, self.options = task, options
         self.folder = Path(options.run)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from multiring._arguments import require_number, require_path, shown
+from multiring._arguments import is_of, require_number, require_path, shown
 from multiring._file_locks import lock_within
 from multiring._replacing import replace_file
 from multiring.errors import ArgumentError, UnsupportedError
@@ -107,7 +107,7 @@ def write_baselines(folder: Path | str, scores: dict[str, dict[str, float]]) -> 
             finite numbers by name.
     """
     path = require_path("folder", folder) / BASELINES
-    if not isinstance(scores, Mapping) or not all(isinstance(row, Mapping) for row in scores.values()):
+    if not is_of(scores, Mapping) or not all(is_of(row, Mapping) for row in scores.values()):
         raise ArgumentError(
             f"scores={shown(scores)}: want rows of scores by method, as {{'majority': {{'val': 10.0}}}}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._arguments import shown, whole
+from multiring._arguments import is_of, shown, whole
 from multiring.errors import ArgumentError, DataError
 
 # COCO's compressed text has 6 bits a character: 5 of the number, one for "more follows". 48 is the character "0".
@@ -33,10 +33,10 @@ class RunLengths:
     runs: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.runs, tuple | list):
+        if not is_of(self.runs, tuple, list):
             raise DataError(f"run lengths of {shown(self.runs)}: want a tuple of whole numbers")
         numbers = (self.width, self.height, *self.runs)
-        if isinstance(self.runs, list) or any(type(each) is not int for each in numbers):
+        if is_of(self.runs, list) or any(type(each) is not int for each in numbers):
             # Of Python's type: labels are kept as JSON, and NumPy's numbers would wrap in the sum.
             width, height, *runs = map(_whole, numbers)
             for name, value in (("width", width), ("height", height), ("runs", tuple(runs))):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from multiring._arguments import is_number, require_seed, shown
+from multiring._arguments import is_number, is_of, require_seed, shown
 from multiring.errors import ArgumentError
 
 
@@ -46,7 +46,7 @@ def split(units: Sequence[SplitUnit], shares: Mapping[str, float], seed: int) ->
             two units; or a part would be empty, because there are fewer units than parts.
     """
     # Written so that nan is refused, too.
-    are_shares = isinstance(shares, Mapping) and all(is_number(each) and 0 < each <= 1 for each in shares.values())
+    are_shares = is_of(shares, Mapping) and all(is_number(each) and 0 < each <= 1 for each in shares.values())
     if not are_shares or not abs(sum(shares.values()) - 1) <= 1e-9:
         raise ArgumentError(f"shares {shown(shares)}: want numbers above 0 that add up to 1")
     seed = require_seed("seed", seed)

@@ -202,7 +202,7 @@ def test_scores_that_are_no_numbers_are_not_written(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="scores"):
             write_baselines(tmp_path, scores)  # type: ignore[arg-type]
     assert read_baselines(tmp_path) == {}
-    write_baselines(tmp_path, {"majority": {"val": np.float32(10)}})  # type: ignore[dict-item]
+    write_baselines(tmp_path, {"majority": {"val": np.float32(10)}})
     assert read_baselines(tmp_path) == {"majority": {"val": 10.0}}
 
 
@@ -238,7 +238,7 @@ def pass_wrong_values_on_one_rank(here: Here, folder: str) -> None:
     differ(here, lambda: mt.mean({"loss": 1.0}, True if wrong else 3), "failed with", "weight=True")
     differ(
         here,
-        lambda: mt.DistributedOptimizer(sgd(), bucket_bytes=2.5 if wrong else 1 << 20),
+        lambda: mt.DistributedOptimizer(sgd(), bucket_bytes=2.5 if wrong else 1 << 20),  # type: ignore[arg-type]
         "failed with ArgumentError: bucket_bytes=2.5",
         "bucket_bytes=2.5",
     )

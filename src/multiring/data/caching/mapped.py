@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from multiring._arguments import require_path, require_whole, shown
+from multiring._arguments import is_of, require_path, require_whole, shown
 from multiring._settings import Settings
 from multiring._settings import cache_folder as users_cache
 from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache, remove_blocks
@@ -58,7 +58,7 @@ def cached(
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ArgumentError(f"dataset={shown(dataset)}: want a data set with a length, and samples by number")
-    if key is not None and (not isinstance(key, str) or not key):
+    if key is not None and (not is_of(key, str) or not key):
         raise ArgumentError(f"key={shown(key)}: want a text that names the samples' content, or None")
     folder = require_path("cache", cache) if cache is not None else cache_folder()
     return CachedSamples(dataset, folder, require_whole("quota_bytes", quota_bytes), key)

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
 
-from multiring._arguments import require_flag, require_function, require_whole, shown
+from multiring._arguments import is_of, require_flag, require_function, require_whole, shown
 from multiring._steps.step_counters import STEPS
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, wanted_by
@@ -61,7 +61,7 @@ class Workers:
         require_whole("ahead", self.ahead, 1)
         require_flag("Workers(processes)", self.processes)
         known = multiprocessing.get_all_start_methods()
-        if not isinstance(self.context, str) or self.context not in known:
+        if not is_of(self.context, str) or self.context not in known:
             raise ArgumentError(f"Workers(context={self.context!r}): want one of {', '.join(known)}")
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from multiring._arguments import is_of
 from multiring.data.readers.arrays import NpyFilesSource, NpySource
 from multiring.data.readers.columns import ParquetSource
 from multiring.data.readers.folder import ENDINGS, FolderSource
@@ -81,7 +82,7 @@ def open_source(
         ArgumentError: the format does not exist.
         DataError: the data set is damaged, or has no files of a known format.
     """
-    if kind is not None and (not isinstance(kind, str) or kind not in READERS):
+    if kind is not None and (not is_of(kind, str) or kind not in READERS):
         raise ArgumentError(f"format {kind!r}: want one of {', '.join(READERS)}")
     names = _names(storage, kind)
     if not names:

@@ -61,16 +61,17 @@ class LAMB(torch.optim.Optimizer):
         """
         lr, eps = require_number("lr", lr), require_number("eps", eps)
         weight_decay = require_number("weight_decay", weight_decay)
-        betas = require_numbers("betas", betas, 2, below=1.0)
+        first, second = require_numbers("betas", betas, 2, below=1.0)
         clip = None if clip is None else require_number("clip", clip)
         bias_correction = require_flag("bias_correction", bias_correction)
         if limits is not None:
-            lower, upper = limits = require_numbers("limits", limits, 2)
+            lower, upper = require_numbers("limits", limits, 2)
+            limits = lower, upper
             if upper < lower:
                 raise ArgumentError(f"limits={limits!r}: want a lower and an upper limit, 0 or more, in this order")
         defaults = {
             "lr": lr,
-            "betas": betas,
+            "betas": (first, second),
             "eps": eps,
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,

@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._arguments import require_choice, require_flag, require_number, require_numbers, require_whole, shown
+from multiring._arguments import (
+    is_of,
+    require_choice,
+    require_flag,
+    require_number,
+    require_numbers,
+    require_whole,
+    shown,
+)
 from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.interop import described
@@ -47,7 +55,7 @@ class NewtonSchulz:
         require_number("eps", self.eps)
         require_whole("steps", self.steps, 0, 99)
         require_numbers("coefficients", self.coefficients, 3, least=-math.inf)
-        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+        if not is_of(self.precision, torch.dtype) or not self.precision.is_floating_point:
             raise ArgumentError(f"precision={shown(self.precision)}: want a type of floats, such as torch.bfloat16")
 
 

@@ -124,7 +124,7 @@ class Shampoo(Divided):
         """
         lr, eps = require_number("lr", lr), require_number("eps", eps)
         weight_decay, grafting = require_number("weight_decay", weight_decay), require_flag("grafting", grafting)
-        betas = require_numbers("betas", betas, 2, below=1.0)
+        decays = require_numbers("betas", betas, 2, below=1.0)
         if eigendecomposition is not None and not isinstance(eigendecomposition, Eigendecomposition):
             raise ArgumentError(f"eigendecomposition={shown(eigendecomposition)}: want an Eigendecomposition, or None")
         how = eigendecomposition or Eigendecomposition()
@@ -133,7 +133,7 @@ class Shampoo(Divided):
         self._leaves_out = False  # whether `state_dict` leaves the state of all blocks out
         defaults = {
             "lr": lr,
-            "betas": betas,
+            "betas": decays,
             "eps": eps,
             "weight_decay": weight_decay,
             "grafting": grafting,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import multiring.torch as mt
-from multiring._arguments import require_path
+from multiring._arguments import is_of, require_path
 from multiring.errors import ArgumentError, DataError
 from multiring.training import TrainingOptions, TrainingRun, evaluate, read_options
 from multiring.training.checkpoints import Checkpoints
@@ -88,7 +88,7 @@ def _taken(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
 
 
 def _run_folder(folder: Path, name: str) -> Path:
-    is_name = isinstance(name, str) and name.isascii() and name.replace("-", "a").replace("_", "a").isalnum()
+    is_name = is_of(name, str) and name.isascii() and name.replace("-", "a").replace("_", "a").isalnum()
     if not is_name:
         raise ArgumentError(f"run {name!r}: want a name of letters, digits, '-' and '_'")
     if name in _OWN_FOLDERS:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from multiring._arguments import require_flag, require_path, shown
+from multiring._arguments import is_of, require_flag, require_path, shown
 from multiring.errors import ArgumentError, DataError
 from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box, picture_sizes, placed
@@ -99,9 +99,9 @@ def import_labels(
         DataError: the files of labels are malformed, contradict each other or the pictures, or lead out of the folder.
     """
     source = require_path("source", source)
-    if not isinstance(author, str) or not author.strip():
+    if not is_of(author, str) or not author.strip():
         raise ArgumentError(f"author {shown(author)}: want a name")
-    if not isinstance(labelled, str) or labelled not in {"", *LABELLED}:
+    if not is_of(labelled, str) or labelled not in {"", *LABELLED}:
         raise ArgumentError(f"labelled {labelled!r}: want one of {', '.join(LABELLED)}, or nothing")
     found = _read(source, format, None if pictures is None else require_path("pictures", pictures))
     stated = sum(len(each.labels) for each in found.pictures)
@@ -297,7 +297,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 
 def _format(name: str) -> LabelFormat:
-    if not isinstance(name, str) or name not in FORMATS:
+    if not is_of(name, str) or name not in FORMATS:
         raise ArgumentError(f"format {name!r}: want one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
