@@ -192,7 +192,7 @@ def test_schedules_at_their_ends() -> None:
 def test_a_batch_grows_where_the_rate_would_fall() -> None:
     rule = GrowingBatch(32, (10, 20), factor=0.25, most=256)
     assert [rule.at_step(step) for step in (0, 10, 20)] == [(32, 1.0), (128, 1.0), (256, 0.5)]
-    with pytest.raises(ArgumentError, match="want"):
+    with pytest.raises(ArgumentError, match="GrowingBatch batch=0: want a whole number, 1 or more"):
         GrowingBatch(0, ())
 
 

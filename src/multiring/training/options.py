@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from multiring._arguments import (
+    is_number,
     require_choice,
     require_flag,
     require_number,
@@ -132,7 +133,9 @@ def _of_type(name: str, value: Any, wanted: type) -> Any:
             raise ArgumentError(f"{name}={shown(value)}: want a whole number")
         return found
     if wanted is float:
-        return require_number(name, value, -math.inf)
+        if not is_number(value):
+            raise ArgumentError(f"{name}={shown(value)}: want a number")
+        return float(value) if abs(value) <= sys.float_info.max or value != value else math.inf
     if isinstance(value, str | PurePath):
         return str(value)
     raise ArgumentError(f"{name}={shown(value)}: want a text")
