@@ -135,7 +135,7 @@ def _of_type(name: str, value: Any, wanted: type) -> Any:
     if wanted is float:
         if not is_number(value):
             raise ArgumentError(f"{name}={shown(value)}: want a number")
-        return float(value) if abs(value) <= sys.float_info.max or value != value else math.inf
+        return math.inf if value > sys.float_info.max else float(value)  # an integer beyond float64 is no float
     if isinstance(value, str | PurePath):
         return str(value)
     raise ArgumentError(f"{name}={shown(value)}: want a text")
