@@ -135,7 +135,10 @@ def _of_type(name: str, value: Any, wanted: type) -> Any:
     if wanted is float:
         if not is_number(value):
             raise ArgumentError(f"{name}={shown(value)}: want a number")
-        return math.inf if value > sys.float_info.max else float(value)  # an integer beyond float64 is no float
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond float64; the check of the option's range refuses it
+            return math.inf
     if isinstance(value, str | PurePath):
         return str(value)
     raise ArgumentError(f"{name}={shown(value)}: want a text")
