@@ -16,6 +16,7 @@ from multiring._simulator.presets import preset
 from multiring._simulator.script_profile import script_profile_of, step_profile_of
 from multiring._simulator.step import part_of, step_of
 from multiring._topology import Link, Rack, Topology
+from multiring.data.stages import working_s
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Feeding, input_time
 from multiring.planner.staging import each_for_itself, site_of
@@ -53,15 +54,16 @@ def test_input_takes_the_longest_of_its_bounds(seed: int) -> None:
         workers=int(random.integers(1, 9)),
         cores=None if seed % 3 == 0 else float(random.uniform(1, 64)),
         compute_cores=float(random.uniform(0, 4)),
+        batch_s=float(random.uniform(0, 0.2)),
         source_bytes_per_s=None if seed % 2 else float(random.uniform(1e8, 1e10)),
         sample_bytes=float(random.uniform(1e3, 1e6)),
     )
     samples, compute_s = 32, 0.1
-    wanted = {"workers": samples * feeding.worker_s / feeding.workers}
+    wanted = {"workers": samples * feeding.worker_s / feeding.workers, "loading thread": feeding.batch_s}
     sizes = [len(host) for host in topology.hosts]
     if feeding.cores is not None:
-        busy_s = max(sizes) * samples * feeding.cpu_s + max(sizes) * compute_s * feeding.compute_cores
-        wanted["cores"] = busy_s / feeding.cores
+        busy_s = samples * feeding.cpu_s + compute_s * feeding.compute_cores + feeding.batch_s
+        wanted["cores"] = max(sizes) * busy_s / feeding.cores
     if feeding.source_bytes_per_s is not None and feeding.sample_bytes is not None:
         held = samples * feeding.sample_bytes
         wanted["source"] = sum(sizes) * held / feeding.source_bytes_per_s
@@ -255,3 +257,10 @@ def test_without_a_measurement_input_is_not_priced(tmp_path: Path, capsys: pytes
     (step,) = json.loads(capsys.readouterr().out)["steps"]
     assert step["input"] is None
     assert step["outside_s"] == pytest.approx(PROFILE.seconds.input + PROFILE.seconds.other)
+
+
+def test_workers_work_at_least_as_long_as_they_are_on_a_core() -> None:
+    """On a busy machine, the waits for a core that are counted can be longer than the measurement."""
+    assert working_s({"disk": 1.0, "decode": 2.0, "copy": 0.5, "queued": 0.7, "cpu": 2.5}) == pytest.approx(2.8)
+    assert working_s({"decode": 2.0, "queued": 2.5, "cpu": 0.4, "disk alone": 9.0}) == 0.4
+    assert working_s({}) == 0

@@ -207,6 +207,7 @@ def test_all_ranks_measure_their_input_at_once(tmp_path: Path) -> None:
     found = measured_feeding_of((tmp_path / "input.json").read_text())
     assert found.workers == 2
     assert 0 < found.worker_s < 1
+    assert 0 < found.batch_s < 10
     assert found.sample_bytes == pytest.approx(256, rel=0.01)
     few = [*command[:-2], "--batch", "1"]
     (tmp_path / "d" / "a.npy").unlink()

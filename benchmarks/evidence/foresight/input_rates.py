@@ -1,8 +1,8 @@
 """The cases of `user_script.py --only input`: predicted rates of input against those that are measured.
 
-A rate is predicted from one worker on one rank (`multiring data bench --workers 1 --save`), and measured by
-`multiring data bench` with more workers and on two ranks at once. A step is predicted from the profile of a script on
-one rank that reads the data, and measured on two ranks.
+A rate is predicted from one worker of one rank (`multiring data bench --workers 1 --save`), alone or beside the worker
+of another rank, and measured by `multiring data bench` with more workers and on two ranks at once. A step is predicted
+from the profile of a script on one rank that reads the data, and measured on two ranks.
 """
 
 import json
@@ -26,6 +26,8 @@ KINDS = {
     "packed records": ("small", "pack", "pack"),
 }
 SAMPLES = {"jpeg": 1000, "raw": 1000, "small": 20_000}
+# How the worker was measured: the ranks of the job that measured it, each with one worker.
+SOURCES = {"alone": 1, "beside another": 2}
 CASES = ((1, 2), (2, 1), (2, 2))  # ranks, and workers of each
 BATCH, STEPS = 32, 60
 # Milliseconds of a step that its computation sleeps: in the shorter one, the rank waits for its samples.
@@ -53,33 +55,12 @@ def input_records(
         if not (place / "pack").exists():
             made(case, place, SAMPLES[case])
         data = (str(place / part), "--format", form)
-        one = folder / f"{case}-{part}.json"
         for ranks, workers in CASES:
-            name = f"{ranks} x {workers}"
-            if (kind, name) in done:
-                continue
-            load = os.getloadavg()[0]
-            if not one.exists():
-                multiring("data", "bench", *data, "--workers", "1", "--seconds", str(seconds), "--save", str(one))
-            words = ["--topology", str(folder / "host.toml"), "--model", "resnet50", "--batch-per-rank", "64"]
-            words += ["--rate", "1e9", "--ranks", str(ranks), "--input", str(one), "--workers", str(workers)]
-            (step,) = json.loads(multiring("simulate", *words, "--cores-per-host", f"{os.cpu_count()}", "--json"))[
-                "steps"
-            ]
-            bench = ["data", "bench", *data, "--workers", str(workers), "--seconds", str(seconds)]
-            job = [] if ranks == 1 else ["run", "-n", str(ranks), "--", sys.executable, "-m", "multiring"]
-            rates = [float(rate) for rate in re.findall(r"fed\s+([\d.]+) samples/s", multiring(*job, *bench))]
-            if len(rates) != ranks:
-                raise SystemExit(f"{kind}, {name}: {len(rates)} ranks told their rates, want {ranks}")
-            told = _graded(step["input"]["samples_per_s_of_rank"], mean(rates))
-            yield {
-                "data": kind,
-                "case": name,
-                "load": load,
-                "bound": step["input"]["bound"],
-                "unit": "samples/s",
-                **told,
-            }
+            names = {beside: f"{ranks} x {workers}, from a worker {beside}" for beside in SOURCES}
+            todo = {SOURCES[beside]: name for beside, name in names.items() if (kind, name) not in done}
+            if todo:
+                for found in _rates(folder, multiring, data, (ranks, workers), todo, seconds):
+                    yield {"data": kind, **found}
         if part == "files" or case == "small":
             continue
         for sleep_ms in SLEEPS:
@@ -89,6 +70,55 @@ def input_records(
             load = os.getloadavg()[0]
             told = _step(folder, multiring, (str(place / part), form), sleep_ms)
             yield {"data": kind, "case": name, "load": load, "unit": "s", **told}
+
+
+def _rates(
+    folder: Path,
+    multiring: Command,
+    data: tuple[str, ...],
+    case: tuple[int, int],
+    todo: dict[int, str],
+    seconds: float,
+) -> Iterator[dict[str, Any]]:
+    """Yield the grade of each prediction of one case.
+
+    Args:
+        folder: where measurements are kept.
+        multiring: runs a command of multiring.
+        data: the data set and its format, as words of a command.
+        case: the number of ranks, and of the workers of each.
+        todo: the names of the records, by the number of ranks that measure the worker.
+        seconds: the duration of each measurement.
+    """
+    ranks, workers = case
+    load, predicted = os.getloadavg()[0], {}
+    for count, name in todo.items():
+        one = folder / f"{Path(data[0]).parent.name}-{Path(data[0]).name}-{count}.json"
+        if not one.exists():
+            words = ["--workers", "1", "--seconds", str(seconds), "--save", str(one)]
+            multiring(*_job(count), "data", "bench", *data, *words)
+        predicted[name] = _predicted(folder, multiring, one, ranks, workers)
+    said = multiring(*_job(ranks), "data", "bench", *data, "--workers", str(workers), "--seconds", str(seconds))
+    rates = [float(rate) for rate in re.findall(r"fed\s+([\d.]+) samples/s", said)]
+    if len(rates) != ranks:
+        raise SystemExit(f"{data[0]}, {ranks} x {workers}: {len(rates)} ranks told their rates, want {ranks}")
+    for name, found in predicted.items():
+        told = _graded(found["samples_per_s_of_rank"], mean(rates))
+        yield {"case": name, "load": load, "bound": found["bound"], "unit": "samples/s", **told}
+
+
+def _job(ranks: int) -> list[str]:
+    """Return the words before a command of multiring that let `ranks` ranks run it."""
+    return [] if ranks == 1 else ["run", "-n", str(ranks), "--", sys.executable, "-m", "multiring"]
+
+
+def _predicted(folder: Path, multiring: Command, one: Path, ranks: int, workers: int) -> dict[str, Any]:
+    """Return the predicted input of each rank, from the file of what one worker takes."""
+    words = ["--topology", str(folder / "host.toml"), "--model", "resnet50", "--batch-per-rank", "64", "--rate", "1e9"]
+    words += ["--ranks", str(ranks), "--input", str(one), "--workers", str(workers)]
+    (step,) = json.loads(multiring("simulate", *words, "--cores-per-host", f"{os.cpu_count()}", "--json"))["steps"]
+    found: dict[str, Any] = step["input"]
+    return found
 
 
 def _step(folder: Path, multiring: Command, data: tuple[str, str], sleep_ms: int) -> dict[str, Any]:
@@ -112,7 +142,10 @@ def _graded(predicted: float, measured: float) -> dict[str, Any]:
 
 def input_table(records: list[dict[str, Any]]) -> str:
     """Return a table of the records, and how many are within 10 %."""
-    lines = ["| data | ranks x workers | predicted | measured | error | within 10 % | bound | load |", "|---" * 8 + "|"]
+    lines = [
+        "| data | ranks x workers of each | predicted | measured | error | within 10 % | bound | load |",
+        "|---" * 8 + "|",
+    ]
     for each in records:
         cells = [
             each["data"],
@@ -122,8 +155,9 @@ def input_table(records: list[dict[str, Any]]) -> str:
         cells += [f"{each['error']:+.1%}", "yes" if each["is_within"] else "NO", each["bound"], f"{each['load']:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     for what, unit in (("rates of input", "samples/s"), ("steps", "s")):
-        found = [each for each in records if each["unit"] == unit]
-        if found:
-            within = sum(each["is_within"] for each in found)
-            lines.append(f"{what}: {within} of {len(found)} within 10 %")
+        for source in SOURCES if unit != "s" else ("",):
+            found = [each for each in records if each["unit"] == unit and each["case"].endswith(source)]
+            if found:
+                within = sum(each["is_within"] for each in found)
+                lines.append(f"{what}, {source}".rstrip(", ") + f": {within} of {len(found)} within 10 %")
     return "\n".join(lines)

@@ -7,7 +7,8 @@ here: the script on 2 ranks of this host, in five models and three batches. lab 
 where compute is slept through. wire (as root): there with bfloat16 on the wire, predicted by a sweep of the same
 profile. memory (as root): the peak memory of the script itself on the hosts of the lab. The script that sleeps says
 nothing about it: it has no activations, and its heap keeps freed gradients at times. input: the rate of input of two
-workers, and of two ranks of this host, predicted from one worker on one rank; the data are pictures, arrays and packs.
+workers, and of two ranks of this host, predicted from one worker of one rank; the data are pictures, arrays and packs.
+Waits for a core are no part of that prediction, so on a busy machine, all that is measured is slower.
 
 Each case is a line of FOLDER/records.jsonl, and is left out if it is there; the table is that of all records.
 Predictions use the links that `multiring probe` measured on this host, and in the lab the topology file that the lab

@@ -58,8 +58,7 @@ def bench(arguments: argparse.Namespace) -> int:
         finally:
             loader.close()
         feeding = _feeding(found, data, arguments.workers)
-        cores = _cores()
-        _show(found, feeding, cores, f"rank {group.rank}: " if group.size > 1 else "")
+        _show(found, feeding, arguments.batch, f"rank {group.rank}: " if group.size > 1 else "")
         if arguments.save is not None and not group.rank:
             _save(feeding, arguments.save)
     finally:
@@ -69,7 +68,13 @@ def bench(arguments: argparse.Namespace) -> int:
 
 def _feeding(found: Rates, data: Dataset, workers: int) -> MeasuredFeeding:
     size_bytes = sum(each.size_bytes for each in data.shards) / len(data)
-    return MeasuredFeeding(workers=workers, worker_s=found.worker_s, cpu_s=found.cpu_s, sample_bytes=size_bytes)
+    return MeasuredFeeding(
+        workers=workers,
+        worker_s=found.worker_s,
+        cpu_s=found.cpu_s,
+        batch_s=found.batch_s,
+        sample_bytes=size_bytes,
+    )
 
 
 def _cores() -> float:
@@ -80,11 +85,12 @@ def _cores() -> float:
     return shared if limit is None else min(shared, limit / local_size())
 
 
-def _show(found: Rates, feeding: MeasuredFeeding, cores: float, whose: str) -> None:
-    expected = input_time(feeding.feeding(cores=cores), 1, 0.0, Topology(((0,),)))
+def _show(found: Rates, feeding: MeasuredFeeding, batch: int, whose: str) -> None:
+    cores = _cores()
+    expected = input_time(feeding.feeding(cores=cores), batch, 0.0, Topology(((0,),)))
     show(f"{whose}fed       {found.samples_per_s:12.1f} samples/s  {found.bytes_per_s / 1e6:10.1f} MB/s in batches")
     show(
-        f"{whose}predicted {1 / expected.seconds:12.1f} samples/s  from one worker, by {feeding.workers} on "
+        f"{whose}predicted {batch / expected.seconds:12.1f} samples/s  from one worker, by {feeding.workers} on "
         f"{cores:g} cores"
     )
     show(

@@ -21,13 +21,15 @@ class MeasuredFeeding:
     """What a rank's workers took.
 
     The fields are those of `Feeding`: `workers` made the samples, each in `worker_s` seconds for a sample, of which
-    `cpu_s` were processor time. `sample_bytes` are the bytes of a sample in the source; 0: unknown.
+    `cpu_s` were processor time. A profile has `batch_s` as a part of the wait for input, and as 0 here. `sample_bytes`
+    are the bytes of a sample in the source; 0: unknown.
     """
 
     workers: int
     worker_s: float
     cpu_s: float
     compute_cores: float = 0.0
+    batch_s: float = 0.0
     sample_bytes: float = 0.0
 
     def feeding(
@@ -55,6 +57,7 @@ class MeasuredFeeding:
             workers=self.workers if workers is None else workers,
             cores=cores,
             compute_cores=self.compute_cores,
+            batch_s=self.batch_s,
             source_bytes_per_s=source_bytes_per_s,
             sample_bytes=sample_bytes if sample_bytes is not None else self.sample_bytes or None,
         )

@@ -17,9 +17,11 @@ def working_s(spent: Mapping[str, float]) -> float:
     """Return the seconds of workers by stage as one sum, without the time in which they waited for a core.
 
     Args:
-        spent: the seconds by stage; "queued" are those in which workers waited for a core.
+        spent: the seconds by stage; "queued" are those in which workers waited for a core, and "cpu" those on one.
     """
-    return max(0.0, sum(spent.get(stage, 0.0) for stage in (*REQUESTED, DECODE, COPY)) - spent.get("queued", 0.0))
+    passed_s = sum(spent.get(stage, 0.0) for stage in (*REQUESTED, DECODE, COPY))
+    # The system may count a wait for a core that began before the measurement.
+    return max(spent.get("cpu", 0.0), passed_s - spent.get("queued", 0.0))
 
 
 class StageClock:

@@ -22,6 +22,7 @@ class Rates:
     read_per_s: float  # samples a second that one worker reads one by one, without decoding
     worker_s: float  # seconds in which one worker alone reads and decodes a sample, and copies it into a batch
     cpu_s: float  # of that, processor time
+    batch_s: float  # seconds of processor time in which the caller's own thread begins and takes a batch
 
 
 def measured(
@@ -50,28 +51,35 @@ def measured(
         read_per_s=read,
         worker_s=working_s(one.spent) / one.samples,
         cpu_s=one.spent.get("cpu", 0.0) / one.samples,
+        batch_s=one.own_s / one.batches,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Fed:
-    """What a loader yielded: in which time, and the seconds of its workers by stage."""
+    """What a loader yielded: in which time, and the seconds of its workers by stage.
+
+    `own_s` is processor time of the thread that took the batches.
+    """
 
     samples: int
+    batches: int
     size_bytes: int
     seconds: float
+    own_s: float
     spent: Mapping[str, float]
 
 
 def _fed(loader: Loader, seconds: float) -> _Fed:
-    samples = size = 0
-    began, before = 0.0, dict[str, float]()
+    samples = size = batches = 0
+    began, began_own_s, before = 0.0, 0.0, dict[str, float]()
     while True:
         for batch in loader:
             now = time.monotonic()
             if not before:  # the first batch includes the start of the workers, so it does not count
-                began, before = now, dict(loader.spent)
+                began, began_own_s, before = now, time.thread_time(), dict(loader.spent)
                 continue
+            batches += 1
             samples += max(len(value) for value in batch.values())
             size += sum(_bytes_of(value) for value in batch.values())
             if now - began > seconds:
@@ -80,7 +88,7 @@ def _fed(loader: Loader, seconds: float) -> _Fed:
         if samples and passed > seconds:
             break
     spent = {name: each - before.get(name, 0.0) for name, each in loader.spent.items()}
-    return _Fed(samples, size, passed, spent)
+    return _Fed(samples, batches, size, passed, time.thread_time() - began_own_s, spent)
 
 
 def _bytes_of(value: Any) -> int:

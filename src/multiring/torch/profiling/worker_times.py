@@ -55,7 +55,9 @@ class WorkerTimes:
         # Since the last batch, the worker has sent that batch.
         sent_s = began_cpu_s - self._cpu_s if process == self._process else 0.0
         self._process, self._cpu_s = process, now_s
-        self._sums[process % _ROWS] += (samples, max(0.0, took_s) + sent_s, now_s - began_cpu_s + sent_s)
+        # The system may count a wait for a core that began before the batch.
+        took_s = max(took_s, now_s - began_cpu_s)
+        self._sums[process % _ROWS] += (samples, took_s + sent_s, now_s - began_cpu_s + sent_s)
 
     def made(self, workers: int) -> MadeSamples:
         """Return what was made so far; `workers` is the number of workers of the newest loader."""
