@@ -60,6 +60,11 @@ def test_operations_of_one_call_have_different_names() -> None:
                 found = endings_of(operation, paths)
                 assert found[0] == ""
                 assert len(set(found)) == len(found) == wanted
+                first = endings_of(operation, paths, is_in_turn=True)
+                assert first == endings_of(operation, paths)[: len(first)]
+                assert len(first) == (chosen.count(chosen[0]) if operation == "allgather" else 1)
+                without_name = endings_of(operation, paths, is_in_turn=True, is_named=False)
+                assert without_name == [known_ending(numbered(k, len(first))) for k in range(1, len(first) + 1)]
     assert endings_of("allgather", ()) == [""]
     assert numbered(1, 1) == ""
 

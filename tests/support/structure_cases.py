@@ -143,6 +143,7 @@ def tensorflow_cases(*, odd: bool) -> Cases:
     return {
         "types": ("rank 1: array 2 of 2 is [1], float16", lambda: mt.grouped_allreduce(typed)),
         "types in a graph": ("rank 1: array 2 of 2 is [1], float16", graph(lambda: mt.grouped_allreduce(typed))),
+        "types of rows": ("rank 1: array 2 of 2 is [1], float16", lambda: mt.grouped_allgather(typed, name="rows")),
         "grouped_allgather": ("rank 1: array 3 of 3", lambda: mt.grouped_allgather(three, name="group")),
         "grouped_reducescatter": ("rank 1: array 3 of 3", lambda: mt.grouped_reducescatter(three)),
         "a group of one": ("rank 0: there is only 1 array", lambda: mt.grouped_allreduce(three[1:], name="group")),

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from multiring._frontend.process_sets import ProcessSet, numbered_set
 from multiring._frontend.reduce_ops import Combination, Sum
 from multiring._frontend.requests.text import GROUP, CallSignature, call_text, name_of_call, wire_and_signature
@@ -64,10 +66,11 @@ def by_type(tensors: Sequence[Any], naming: Naming, run: Run, names: Sequence[st
         places.setdefault(tensor.dtype, []).append(place)
     paths = [f"{name}, {tensor.dtype.name}" for name, tensor in zip(names or places_of(tensors), tensors, strict=True)]
     found: dict[int, Any] = {}
+    signature = CallSignature(tuple(paths), is_in_turn=tf.executing_eagerly())
     name = name_of_call(GROUP, naming(tensors[0])) if tensors else ""
     for part, those in enumerate(places.values(), 1):
         ending = f"_{part}of{len(places)}" if name and len(places) > 1 else ""
-        results = run([tensors[place] for place in those], f"{name}{ending}", CallSignature(tuple(paths)))
+        results = run([tensors[place] for place in those], f"{name}{ending}", signature)
         found |= zip(those, results, strict=True)
     return [found[place] for place in range(len(tensors))]
 

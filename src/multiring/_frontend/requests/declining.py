@@ -21,7 +21,6 @@ from multiring._frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
-    DATA_TYPE,
     GROUPED_ALLREDUCE,
     OPERATION,
     REDUCESCATTER,
@@ -62,17 +61,22 @@ def declined(members: Members, name: CallName | None, operation: str, error: Exc
     return finish
 
 
-def endings_of(operation: str, paths: Sequence[str]) -> list[str]:
+def endings_of(operation: str, paths: Sequence[str], *, is_in_turn: bool = False, is_named: bool = True) -> list[str]:
     """Return the endings of the names of a call's operations; the first one is "".
 
     Args:
         operation: the call's operation.
         paths: the paths and types of its arrays; see `CallSignature`. Empty for one array that is in no tree.
+        is_in_turn: leave out the types behind the first one, because the call ends if the first one fails.
+        is_named: whether the call has a name. Each type of another call in turn has a number of its own.
     """
     found = []
     types = Counter(path.rpartition(", ")[2] for path in paths) or {"": 1}
     for number, arrays in enumerate(types.values(), 1):
-        of_type, operations = numbered(number, len(types)), arrays if operation in BY_ROWS else 1
+        if is_in_turn and number > 1:
+            break
+        of_type = numbered(number, len(types)) if is_named else ""
+        operations = arrays if operation in BY_ROWS else 1
         found += [known_ending(of_type + numbered(part, operations)) for part in range(1, operations + 1)]
     return found
 
@@ -96,10 +100,12 @@ def fail_missing(members: Members, name: CallName, wanted: Wanted, error: Except
     endings: dict[int, list[str]] = {}
     for rank, signature in cause.signatures.items():
         told = dict(signature)
-        paths = paths_in(told.get(STRUCTURE)) or ()
-        if wanted.sent_name is None:  # each type of an unnamed call has its own number, and the first failure ends it
-            paths = tuple(path for path in paths if path.endswith(f", {told.get(DATA_TYPE)}"))
-        endings[rank] = endings_of(told.get(OPERATION, ""), paths)
+        endings[rank] = endings_of(
+            told.get(OPERATION, ""),
+            paths_in(told.get(STRUCTURE)) or (),
+            is_in_turn=wanted.call.is_in_turn,
+            is_named=wanted.sent_name is not None,
+        )
     missing = set().union(*endings.values()).difference(endings.get(members.rank, ()))
     fail_operations(members, name, operation, sorted(missing), error)
 

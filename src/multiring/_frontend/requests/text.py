@@ -12,7 +12,7 @@ NO_WIRE = "-"
 JAX, GROUP = "jax", "group"  # the kinds of calls whose operations have one name with several endings
 
 _SEPARATOR = "|"  # between the wire type and the signature of the call; no wire type contains it
-_EQUAL_ROWS = "e"
+_EQUAL_ROWS, _IN_TURN = "e", "t"
 _ENDINGS = r"((?:_\d+of\d+)*)"
 
 
@@ -23,15 +23,18 @@ class CallSignature:
     paths: the path of each array in the call's tree, with the array's type, in the order of the call. Empty for an
         array that is in no tree.
     needs_equal_rows: whether the first dimension of the arrays must be the same on all ranks.
+    is_in_turn: whether the program makes the requests of the types one after the other, and none after a failure.
     """
 
     paths: tuple[str, ...] = ()
     needs_equal_rows: bool = False
+    is_in_turn: bool = False
 
     @property
     def text(self) -> str:
         """The signature in a form without spaces."""
-        return f"{_EQUAL_ROWS if self.needs_equal_rows else ''}{_SEPARATOR}{_packed(self.paths)}"
+        flags = _EQUAL_ROWS * self.needs_equal_rows + _IN_TURN * self.is_in_turn
+        return f"{flags}{_SEPARATOR}{_packed(self.paths)}"
 
 
 @lru_cache(maxsize=256)  # an eager program asks in each step
@@ -82,7 +85,7 @@ def wire_and_signature(sent: str) -> tuple[str | None, CallSignature]:
         paths = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed))) if packed else []
     except (ValueError, zlib.error):
         return sent, CallSignature()
-    return None if wire == NO_WIRE else wire, CallSignature(tuple(paths), _EQUAL_ROWS in flags)
+    return None if wire == NO_WIRE else wire, CallSignature(tuple(paths), _EQUAL_ROWS in flags, _IN_TURN in flags)
 
 
 def name_of_call(kind: str, name: str) -> str:
