@@ -318,7 +318,7 @@ def test_what_makes_no_sense_is_refused(url: str) -> None:
     for options in ({"batch": 0}, {"batch": 1, "workers": 0}, {"batch": 1, "rank": 2, "ranks": 2}):
         with pytest.raises(ArgumentError, match="want"):
             Loader(data, **options)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="ahead=0: want 1"):
+    with pytest.raises(ArgumentError, match="ahead=0: want a whole number, 1 or more"):
         Workers(ahead=0)
     with pytest.raises(ArgumentError, match=r"context='thread'.*forkserver"):
         Workers(context="thread")
