@@ -11,9 +11,9 @@ from multiring.lab import parse_fault
 NODES = 3
 
 
-def started(hosts: SshHosts, number: int, *words: str, **variables: str) -> Process:
+def started(hosts: SshHosts, number: int, *words: str, program: str = SUMS, **variables: str) -> Process:
     """Start the command of one node, with one rank."""
-    hosts.write("train.py", SUMS, [number])
+    hosts.write("train.py", program, [number])
     hosts.write("key", "s" * 32, [number])
     hosts.as_root(hosts.lab.hosts[number], f"chmod 600 {HOME}/key")
     place = ["--nodes", str(NODES), "--node-rank", str(number), "--meet", "host0:29400", "-n", "1"]
@@ -21,9 +21,9 @@ def started(hosts: SshHosts, number: int, *words: str, **variables: str) -> Proc
     return hosts.start(number, [*RUN, *place, *words, "train.py"], HOME, **secret, **variables)
 
 
-def all_started(hosts: SshHosts, *words: str, **variables: str) -> list[Process]:
+def all_started(hosts: SshHosts, *words: str, program: str = SUMS, **variables: str) -> list[Process]:
     """Start all nodes, and wait until their ranks have committed a step together."""
-    nodes = [started(hosts, number, *words, **variables) for number in range(NODES)]
+    nodes = [started(hosts, number, *words, program=program, **variables) for number in range(NODES)]
     wait_for_size(nodes[0], NODES)
     hosts.as_root(hosts.lab.hosts[0], f"for try in $(seq 250); do [ -s {HOME}/log-0 ] && exit; sleep 0.1; done; exit 1")
     return nodes
@@ -108,6 +108,23 @@ def test_without_max_ranks_a_node_that_is_cut_off_ends_and_does_not_come_again(o
     ends = [told(each) for each in nodes[:2]]
     assert [code for code, *_ in ends] == [0, 0], ends
     assert sorted(end for _, out, _ in ends for end in ends_in(out)) == [[0, 0, True, [2, 3]], [1, 1, True, [2, 3]]]
+
+
+def test_too_few_that_are_cut_off_save_their_state(own_hosts: SshHosts) -> None:
+    """Their operations wait for ranks of whose end nobody knows, longer than the job gives them to save anything."""
+    hosts = own_hosts
+    program = SUMS.replace(
+        "\ntrain(state)\n",
+        "\ntry:\n    train(state)\nexcept multiring.errors.StateError as error:\n"
+        "    Path('saved').write_text(f'{0 <= state.step - committed <= 1} {error}')\n    raise SystemExit(3)\n",
+    ).replace("import json\n", "import json\nimport multiring\n", 1)
+    nodes = all_started(hosts, "--min-ranks", "2", program=program)
+    hosts.lab.apply(parse_fault(["cut", "host0"], hosts.lab.plan))
+    code, _, err = told(nodes[0])
+    assert code == 75, err
+    saved = hosts.read(0, "saved")
+    assert saved.startswith("True "), (saved, err)
+    assert "--min-ranks 2" in saved
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ ENDS = {
         2,
         75,
         ["fewer than --min-ranks 2", "exit code 75"],
-        ["saves step 3: of generation 0's 2 ranks", "[1] have ended. 1 are left, and --min-ranks 2 wants more"],
+        ["saves step 3: ", "--min-ranks 2", "ave the state, and start"],
     ),
     "the program does not go on": (
         JOIN + "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ngroup.barrier()\n",

@@ -123,8 +123,8 @@ def test_the_study_ends_if_too_few_ranks_are_left(tmp_path: Path) -> None:
     assert done.returncode == 75, done.stderr
     [[born, text]] = marked(done.stdout, "ERROR")
     assert born == 1
-    assert text.startswith("StateError: trials: of generation 0's 2 ranks")
-    assert "--min-ranks 2 wants more" in text
+    assert text.startswith("StateError: trials: ")
+    assert "--min-ranks 2" in text
 
 
 def test_trials_that_want_more_ranks_than_are_left(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class Shrinking(Job):
     def _end_within_grace(self, why: str) -> None:
         self._code = TOO_FEW_CODE
         self._kill_at = time.monotonic() + self._end_s
+        self._votes.tell_end(why)
         self._say(
             f"{why}. The job ends with exit code {TOO_FEW_CODE} within {self._end_s:g} s, in which ranks may save "
             "their state"

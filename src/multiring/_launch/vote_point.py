@@ -17,6 +17,7 @@ from multiring._runtime.failures.launcher_channel import (
     ALIVE,
     ASKS_FOR_END,
     BYE,
+    CANNOT_GO_ON,
     ENDED,
     FAILED,
     FAR,
@@ -97,6 +98,12 @@ class VotePoint(LocalPoint[_Voter]):
         voter = self._ranks.get(rank)
         if voter is not None:
             self._kill(voter)
+
+    def tell_end(self, why: str) -> None:
+        """Tell the ranks that they cannot go on; one that waits for an unreachable rank would learn it too late."""
+        for each in self._ranks.values():
+            if each.is_watched and not each.is_silent:
+                self._send(each, f"{CANNOT_GO_ON} {why}".encode())
 
     @property
     def acts_at(self) -> float | None:

@@ -26,6 +26,7 @@ from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.failures.launcher_channel import (
     ASKS_FOR_END,
     BYE,
+    CANNOT_GO_ON,
     ENDED,
     FAILED,
     GIVE_UP,
@@ -120,6 +121,7 @@ class GenerationVote:
         self._why = ""  # why this rank takes part in no vote any more
         self._asks_for_end = False  # SIGTERM has come, and the launcher is to be asked why
         self.job_ends = False  # the launcher has said so
+        self._cannot = ""  # why the ranks that are left cannot go on, in the launcher's words
         self._is_cut_off = False  # the launcher does not answer
         self._group = int.from_bytes(hashlib.blake2b(f"vote|{job}".encode(), digest_size=8).digest(), "little")
         self._kept = self._confirmed = 0  # votes that were sent to the launcher, and that it has
@@ -138,9 +140,9 @@ class GenerationVote:
         """End `end`, the end of generation `number`, once a later generation is decided."""
         with self._changed:
             self._end = end
-            is_over = self._decided[0] > number
-        if is_over:
-            end.finish(self._told())
+            why = self._cannot or (self._told() if self._decided[0] > number else "")
+        if why:
+            end.finish(why)
 
     def succeed(self, number: int, members: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Wait for a decision that follows generation `number`; return the new generation and its members.
@@ -155,9 +157,7 @@ class GenerationVote:
         Raises:
             StateError: the ranks that are left cannot go on, or have gone on without this one.
         """
-        with self._changed:
-            is_decided = self._decided[0] > number
-        if not is_decided:
+        if self._decided[0] <= number:
             self._do(self._begin)
         until_s = time.monotonic() + MOST_S
         with self._changed:
@@ -272,6 +272,10 @@ class GenerationVote:
         elif message.kind == JOB_ENDS:
             self.job_ends = True
             os.kill(os.getpid(), signal.SIGTERM)
+        elif message.kind == CANNOT_GO_ON:
+            # An operation would wait for an unreachable rank longer than the job lasts. `watch` sets before it reads.
+            self._cannot = f"{message.rest.decode(errors='replace')}. Save the state, and start the job again"
+            self._end.finish(self._cannot)
         elif message.kind in (ENDED, LEFT):
             vote = None if message.rest == UNKNOWN else decode(message.rest).vote if message.rest else Vote(-1)
             with self._changed:
@@ -381,8 +385,8 @@ class GenerationVote:
             if self._own not in left:
                 raise StateError(self._told())
             return None if self._fenced(members, left) else self._decided
-        if len(set(members) - self._ended) < self._least:
-            raise StateError(self._missing(number, members))
+        if self._cannot or len(set(members) - self._ended) < self._least:
+            raise StateError(self._cannot or self._missing(number, members))
         return None
 
     def _fenced(self, members: Sequence[int], left: Sequence[int]) -> set[int]:

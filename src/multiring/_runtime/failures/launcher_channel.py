@@ -18,6 +18,7 @@ launcher tells which ranks ended, and with which vote, and it is the vote's refe
                         L RANK VOTE     the rank has left
                         R MESSAGE       a message of the referee
                         T               the job ends
+                        U REASON        the ranks that are left cannot go on, so they should save their state now
 
 A vote that a far launcher has not kept would be lost with this host: nobody may hear of it before.
 An empty vote was kept by a rank that has not voted. "?" stands for a vote that nobody has.
@@ -31,8 +32,8 @@ import socket
 from typing import NamedTuple
 
 HELLO, WATCHED, ALIVE, KEEP, VOTE, GIVE_UP, BYE, FAILED, ENDED, LEFT, REFEREE_SAYS = "HWAKVGBFELR"
-ASKS_FOR_END, JOB_ENDS = "QT"
-_NO_RANK = frozenset("WAKVGBFRQTCYJNPDSXO")  # kinds without a rank, with those of intake_channel
+ASKS_FOR_END, JOB_ENDS, CANNOT_GO_ON = "QTU"
+_NO_RANK = frozenset("WAKVGBFRQTUCYJNPDSXO")  # kinds without a rank, with those of intake_channel
 FAR = "far"
 UNKNOWN = b"?"  # in place of a vote that nobody has
 MOST_BYTES = 1 << 20  # of a line
