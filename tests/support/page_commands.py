@@ -240,6 +240,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("elastic.md", "multiring run --hosts a:2,b:2,c:2 -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
         "needs hosts; tests/ssh/test_ssh_elastic.py runs such a job on virtual hosts"
     ),
+    (
+        "elastic.md",
+        "multiring run --nodes 3 --node-rank 1 --meet a:29400 -n 2 --min-ranks 2 --max-ranks 6 train.py",
+    ): Read("needs hosts; tests/ssh/test_elastic_nodes.py runs such a job on virtual hosts"),
     ("distribute.md", "multiring run -n 4 --min-ranks 2 --max-ranks 4 train.py"): Read(
         "its ranks are replaced after a loss; benchmarks/evidence/growing/distribute.py runs such jobs"
     ),

@@ -13,7 +13,7 @@ import multiring._native
 from multiring._frontend import lifecycle
 from multiring._frontend.reduce_ops import Average, Sum
 from multiring._frontend.requests import entry_address, execution
-from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, call_text
+from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, JAX, call_text, name_of_call
 from multiring.errors import ArgumentError
 
 FLOAT32, INT32 = 11, 4  # XLA's numbers of types
@@ -250,12 +250,12 @@ def declines(here: Here) -> None:
         xla.c.cudaStreamSynchronize(xla.stream)
         if here.rank == 1:
             assert xla.c.cudaStreamBeginCapture(xla.stream, 2) == 0
-        text = call_text(kind, Average, 0, "named" if count > 1 else "", root=0, wire=None)
+        text = call_text(kind, Average, 0, name_of_call(JAX, "named" if count > 1 else ""), root=0, wire=None)
         assert not xla.call(
             text, [each for one, _ in mixed for each in one], [each for _, one in mixed for each in one]
         )
         code, told = xla.errors[-1]
-        assert code == (INTERNAL if here.rank == 1 else 9)
+        assert code == (INTERNAL if here.rank == 1 else 9), told
         assert "XLA captures a CUDA graph, which cannot hold a collective" in told
         assert here.rank == 1 or "rank 1: " in told
         if here.rank == 1:
@@ -267,7 +267,7 @@ def declines(here: Here) -> None:
         (one, result), (other, further) = buffers(), buffers()
         assert not xla.call(call_text(ALL_REDUCE, Sum, 0, "", root=0, wire=None), one + other, result + further)
     code, told = xla.errors[-1]
-    assert code == (3 if here.rank == 1 else 9)
+    assert code == (3 if here.rank == 1 else 9), told
     assert "no room for 40 bytes" in told
     ones = np.full(5, here.rank, np.float32)
     text = call_text(ALL_REDUCE, Average, 0, "", root=0, wire=None)

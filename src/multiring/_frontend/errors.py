@@ -6,14 +6,14 @@ Horovod's wording in addition to multiring's if the program imported `horovod`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring._runtime.group.handles import told_apart
-from multiring._runtime.named.signature_text import DEVICE, first_difference
+from multiring._runtime.named.signature_text import DEVICE, STRUCTURE, first_difference, paths_in
 from multiring.errors import (
     CollectiveError,
     DisagreementError,
@@ -177,6 +177,14 @@ def _phrase_of(error: MultiringError) -> str:
     term, said = first_difference(error.signatures)
     if len(set(said.values())) < 2:
         return "Mismatched operations"
+    if term == STRUCTURE and _have_equal_paths(by_rank):
+        term = DATA_TYPE
     operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
     phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
     return f"{phrase}: One rank differs from another: {told_apart(said)}" if speaks_horovod() else phrase
+
+
+def _have_equal_paths(signatures: Mapping[int, Mapping[str, str]]) -> bool:
+    """Return whether the structures have the same paths, so that they differ in types only."""
+    found = [paths_in(each.get(STRUCTURE)) for each in signatures.values()]
+    return None not in found and len({tuple(path.rpartition(", ")[0] for path in each or ()) for each in found}) == 1

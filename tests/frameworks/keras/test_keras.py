@@ -78,7 +78,7 @@ def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
         "jit": "want jit_compile=False",
         "rows": "Data cardinality is ambiguous",
         "maximum": "want Average or Sum",
-        "rate": "initial_lr=None: want the learning rate",
+        "rate": "initial_lr=None: want a number of 0 or more",
         **dict.fromkeys(("data", "ragged", "sparse"), "the data of rank 1 differ from rank 0's"),
     }
     assert found.keys() == wanted.keys()

@@ -187,7 +187,7 @@ def test_parameters_without_a_gradient_begin_later() -> None:
     [
         (lambda each: mt.Shampoo(each, -1.0), "lr=-1.0"),
         (lambda each: mt.Shampoo(each, betas=(0.9, 1.0)), "betas=1.0"),
-        (lambda _: mt.Eigendecomposition(frequency=0), "frequency=0: want a whole number of 1 or more"),
+        (lambda _: mt.Eigendecomposition(frequency=0), "frequency=0: want a whole number, 1 or more"),
         (lambda _: mt.Eigendecomposition(block=True), "block=True"),
         (lambda _: mt.Eigendecomposition(method="svd"), "method='svd': want 'qr' or 'eigh'"),
         (lambda _: mt.Eigendecomposition(precision=torch.float16), "want torch.float32 or torch.float64"),
