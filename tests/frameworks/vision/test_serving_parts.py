@@ -267,7 +267,5 @@ def test_metrics_are_openmetrics() -> None:
 
 def test_limits_that_are_wrong_are_refused() -> None:
     for wrong in ({"batch": 0}, {"delay_s": -1.0}, {"time_s": float("inf")}, {"time_s": float("nan")}):
-        with pytest.raises(
-            ArgumentError, match=r"^(batch=0|delay_s=-1\.0|time_s=inf|time_s=nan): want a "
-        ):
+        with pytest.raises(ArgumentError, match=r"^(batch=0|delay_s=-1\.0|time_s=inf|time_s=nan): want a "):
             ServerLimits(**wrong)
