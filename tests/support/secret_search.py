@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = "/home,/tmp,/dev/shm,/var/spool,/var/log,/run"
+# Where a virtual host of Slurm has its own folder, with a plan, and installations of Python, which no job writes to.
+ASIDE = Path("/run/aside")
 MOST_BYTES = 1 << 26
 NOBODY = 65534
 # Ranks that show the job's secret in hexadecimal digits, and wait for the file that they are given.
@@ -69,7 +71,10 @@ def in_processes(forms: set[bytes], owners: set[int]) -> Iterator[str]:
 def in_files(forms: set[bytes], folders: list[str]) -> Iterator[str]:
     """Yield the files that this process can read and that have one of `forms`."""
     for top in folders:
-        for folder, _, names in os.walk(top):
+        for folder, below, names in os.walk(top):
+            if Path(folder).parent == ASIDE and "plan.json" not in names:
+                below.clear()
+                continue
             for path in (Path(folder) / name for name in names):
                 try:
                     if not path.is_file() or path.is_symlink() or path.stat().st_size > MOST_BYTES:
