@@ -5,11 +5,11 @@ Python's reader accepts a key twice, NaN, infinite numbers and integers of any l
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, TypeVar
 
 from multiring.errors import ArgumentError
 
@@ -18,6 +18,7 @@ _MOST = 2.0**63
 _SPACE = " \t\n\r"
 
 Path = tuple[str | int, ...]  # the keys and indices that lead to a value
+Found = TypeVar("Found")
 
 
 class _RefusedError(ValueError):
@@ -174,6 +175,52 @@ class WrongFieldError(Exception):
         shown = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in self.path).removeprefix(".")
         where = f", field {shown}" if shown else ""
         return ArgumentError(f"line {line_of(text, self.path)}{where}: {self.words}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFormat:
+    """A kind of JSON file with a version.
+
+    field: the field that holds the version.
+    version: the version that this code reads and writes.
+    wanted: what an error says about a file of another kind: `want ...`.
+    anew: what an error says about a file of another version: how to make the file anew.
+    refusal: what precedes the error about a file of another kind.
+    """
+
+    field: str
+    version: int
+    wanted: str
+    anew: str
+    refusal: str = ""
+
+    @property
+    def head(self) -> dict[str, int]:
+        """The first field of such a file."""
+        return {self.field: self.version}
+
+    def read(self, text: str, build: Callable[[dict[str, Any]], Found]) -> Found:
+        """Return what `build` makes of the fields in `text` other than the version.
+
+        Raises:
+            ArgumentError: the text is no such file, or `build` has raised WrongFieldError. The error names the line and
+                the field.
+        """
+        try:
+            table = strict_json(text)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.refusal}{error}; {self.wanted}") from None
+        if not isinstance(table, dict) or self.field not in table:
+            raise ArgumentError(f'{self.refusal}no field "{self.field}"; {self.wanted}')
+        try:
+            self._require_version(table.pop(self.field))
+            return build(table)
+        except WrongFieldError as error:
+            raise error.in_text(text) from None
+
+    def _require_version(self, version: Any) -> None:
+        if type(version) is not int or version != self.version:
+            raise WrongFieldError((self.field,), f"want {self.version}: {self.anew}")
 
 
 def table_at(value: Any, path: Path) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from multiring._cli.file_option import read_option
+from multiring._cli.output import counted
 from multiring._simulator.measured_feeding import MeasuredFeeding, measured_feeding_of
 from multiring._simulator.script_profile import ScriptProfile
 from multiring._simulator.step import SimulatedStep
@@ -70,19 +72,14 @@ def feeding_of(arguments: argparse.Namespace, profiles: Sequence[ScriptProfile] 
 
 
 def _read(path: Path) -> MeasuredFeeding:
-    try:
-        return measured_feeding_of(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--input {path}: {error}; want a file of {_MEASURE}") from None
-    except ArgumentError as error:
-        raise ArgumentError(f"--input {path}: {error}") from None
+    return read_option("--input", path, measured_feeding_of, _MEASURE)
 
 
 def input_remark(feeding: Feeding | None) -> str:
     """Return the assumptions about input as a line."""
     if feeding is None:
         return "Input is not priced: nothing says what a worker takes for a sample."
-    workers = f"{feeding.workers} worker{'s' if feeding.workers > 1 else ''} a rank"
+    workers = f"{counted(feeding.workers, 'worker')} a rank"
     cores = "each on a core" if feeding.cores is None else f"{feeding.cores:g} cores a host"
     source = "" if feeding.source_bytes_per_s is None else f", a source of {feeding.source_bytes_per_s:.4g} bytes/s"
     return f"Input: {workers}, {cores}{source}; a worker takes {feeding.worker_s * 1e3:.4g} ms for a sample."

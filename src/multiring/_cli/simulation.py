@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multiring._cli.file_option import read_option
 from multiring._cli.simulated_input import feeding_of, input_remark
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._simulator.intervals import PUBLISHED_RUNS, step_interval
@@ -118,12 +119,7 @@ def read_profile(path: Path) -> ScriptProfile:
     Raises:
         ArgumentError: the file cannot be read, or is no profile; the error names its line and field.
     """
-    try:
-        return script_profile_of(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--profile {path}: {error}; want a file of multiring profile") from None
-    except ArgumentError as error:
-        raise ArgumentError(f"--profile {path}: {error}") from None
+    return read_option("--profile", path, script_profile_of, "multiring profile")
 
 
 def _of_script(profiles: list[ScriptProfile], batches: Sequence[int], feeding: Feeding | None) -> Subject:

@@ -7,13 +7,15 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multiring._strict_json import Path, WrongFieldError, require_fields, strict_json
-from multiring.errors import ArgumentError
+from multiring._strict_json import FileFormat, Path, WrongFieldError, require_fields
 from multiring.planner.parallelism import Feeding
 
-FORMAT = 1
-_VERSION = "multiring_input"
-_WANTED = "want a file of `multiring data bench --save`"
+_FORMAT = FileFormat(
+    field="multiring_input",
+    version=1,
+    wanted="want a file of `multiring data bench --save`",
+    anew="measure anew with this version's `multiring data bench`",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,7 @@ class MeasuredFeeding:
 
     def as_text(self) -> str:
         """Return the text of a file."""
-        return f"{json.dumps({_VERSION: FORMAT, **asdict(self)}, indent=1)}\n"
+        return f"{json.dumps({**_FORMAT.head, **asdict(self)}, indent=1)}\n"
 
 
 def measured_feeding_of(text: str) -> MeasuredFeeding:
@@ -73,24 +75,7 @@ def measured_feeding_of(text: str) -> MeasuredFeeding:
     Raises:
         ArgumentError: the text is no such file. The error names the line and the field.
     """
-    try:
-        table = strict_json(text)
-    except ArgumentError as error:
-        raise ArgumentError(f"{error}; {_WANTED}") from None
-    if not isinstance(table, dict) or _VERSION not in table:
-        raise ArgumentError(f'no field "{_VERSION}"; {_WANTED}')
-    version = table.pop(_VERSION)
-    try:
-        _require_version(version)
-        return feeding_at(table, ())
-    except WrongFieldError as error:
-        raise error.in_text(text) from None
-
-
-def _require_version(version: Any) -> None:
-    if type(version) is not int or version != FORMAT:
-        words = f"want {FORMAT}: measure anew with this version's `multiring data bench`"
-        raise WrongFieldError((_VERSION,), words)
+    return _FORMAT.read(text, lambda table: feeding_at(table, ()))
 
 
 def feeding_at(value: Any, path: Path) -> MeasuredFeeding:
@@ -107,4 +92,4 @@ def feeding_at(value: Any, path: Path) -> MeasuredFeeding:
 
 def is_file_of_feeding(data: bytes) -> bool:
     """Return whether `data` is the content of a file of `multiring data bench --save`."""
-    return f'"{_VERSION}"'.encode() in data[:100]
+    return f'"{_FORMAT.field}"'.encode() in data[:100]

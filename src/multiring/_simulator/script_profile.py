@@ -11,13 +11,18 @@ from statistics import median
 from typing import Any
 
 from multiring._simulator.measured_feeding import MeasuredFeeding, feeding_at
-from multiring._strict_json import Path, WrongFieldError, require_fields, rows_at, strict_json
+from multiring._strict_json import FileFormat, Path, WrongFieldError, require_fields, rows_at
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Compute, Feeding, GradientExchange, Overheads, Profile, Unit
 
-FORMAT = 1
 DDP = "DistributedDataParallel"
-_VERSION = "multiring_profile"
+_FORMAT = FileFormat(
+    field="multiring_profile",
+    version=1,
+    wanted="want a file of `multiring profile`",
+    anew="write the profile anew with this version's `multiring profile`",
+    refusal="not a profile: ",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class ScriptProfile:
         gradients, compute_s = told.pop("gradients"), told.pop("compute_s")
         if self.feeding is None:
             del told["feeding"]
-        head = json.dumps({_VERSION: FORMAT, **told}, indent=1).removesuffix("\n}")
+        head = json.dumps({**_FORMAT.head, **told}, indent=1).removesuffix("\n}")
         head += f',\n "compute_s": {json.dumps(compute_s)}' if compute_s else ""
         rows = ",\n".join(f"  {json.dumps(each)}" for each in gradients)
         return f'{head},\n "gradients": [\n{rows}\n ]\n}}\n'
@@ -114,23 +119,10 @@ def script_profile_of(text: str) -> ScriptProfile:
     Raises:
         ArgumentError: the text is not a profile. The error names the line and the field.
     """
-    try:
-        table = strict_json(text)
-    except ArgumentError as error:
-        raise ArgumentError(f"not a profile: {error}; want a file of `multiring profile`") from None
-    if not isinstance(table, dict) or _VERSION not in table:
-        raise ArgumentError(f'not a profile: no field "{_VERSION}"; want a file of `multiring profile`')
-    try:
-        return _checked(table)
-    except WrongFieldError as error:
-        raise error.in_text(text) from None
+    return _FORMAT.read(text, _checked)
 
 
 def _checked(table: dict[str, Any]) -> ScriptProfile:
-    version = table.pop(_VERSION)
-    if type(version) is not int or version != FORMAT:
-        words = f"want {FORMAT}: write the profile anew with this version's `multiring profile`"
-        raise WrongFieldError((_VERSION,), words)
     require_fields(table, ScriptProfile, ())
     require_fields(table["seconds"], PartSeconds, ("seconds",))
     for name in ("step", "forward", "backward"):
