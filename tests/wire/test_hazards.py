@@ -2,13 +2,21 @@
 
 import gc
 import os
+import signal
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.ranks import Here, Process, report_of, run_ranks
 
+import multiring
+from multiring._runtime.group.point_to_point import AnySourceMatching
+from multiring._runtime.named.named import NamedOperations
 from multiring.errors import ArgumentError, StateError
 
 
@@ -131,3 +139,105 @@ def leave_with_a_full_ring(here: Here) -> int:
 
 def test_leaving_loses_nothing_that_was_said() -> None:
     assert run_ranks(leave_with_a_full_ring, 2, process=Process(ends_fully=True)) == [600, 600]
+
+
+def locks_in_objects() -> list[Any]:
+    """Return the locks that objects and modules of multiring hold."""
+    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+    owners = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("multiring")]
+    for each in gc.get_objects():
+        if type(each).__module__.startswith("multiring."):
+            names = [name for kind in type(each).__mro__ for name in vars(kind).get("__slots__", ())]
+            owners.append({**getattr(each, "__dict__", {}), **{name: getattr(each, name, None) for name in names}})
+    return list({id(found): found for owner in owners for found in owner.values() if isinstance(found, kinds)}.values())
+
+
+@contextmanager
+def all_locks_taken_elsewhere() -> Iterator[None]:
+    """Have another thread hold every lock of multiring inside the block."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        taken = [each for each in locks_in_objects() if each.acquire(timeout=1)]
+        held.set()
+        free.wait()
+        for each in taken:
+            each.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        free.set()
+        thread.join()
+
+
+def told_by_a_fork(calls: dict[str, Callable[[], object]]) -> list[str]:
+    """Return what each call does in a fork of this process; calls after one that does not end are missing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name, call in calls.items():
+            signal.alarm(20)  # its default action ends the child
+            try:
+                call()
+            except StateError as error:
+                ended = "refused" if "forked from" in str(error) else str(error)
+            except Exception as error:  # noqa: BLE001 -- the parent shows it
+                ended = repr(error)
+            else:
+                ended = "done"
+            os.write(writing, f"{name} {ended}\n".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read().splitlines()
+    os.waitpid(child, 0)
+    return told
+
+
+def use_in_a_fork(here: Here) -> list[str]:
+    """Fork while another thread has every lock of multiring; return what the child's calls did."""
+    group = here.join()
+    named = NamedOperations(group)
+    matching = AnySourceMatching(group)
+    array, other = np.ones(4), np.ones(4)
+    group.all_reduce(array)
+    group.all_reduce(array)  # the native core repeats it
+    named.submit("used", (), lambda on, label: on.all_reduce_async(array, label=label)).wait()
+    plain, messages = group.all_reduce_async(array), 1 - here.rank
+    begun = named.submit("begun", (), lambda on, label: on.all_reduce_async(other, label=label))
+    received = matching.recv(np.ones(4))
+    calls = {
+        "all_reduce": lambda: group.all_reduce(array),
+        "all_reduce_async": lambda: group.all_reduce_async(array),
+        "barrier": group.barrier,
+        "send": lambda: group.send(array, messages),
+        "recv": lambda: group.recv(array, messages),
+        "allocate": lambda: group.allocate((4,), "float32"),
+        "wait": plain.wait,
+        "submit": lambda: named.submit("later", (), lambda on, label: on.barrier_async(label=label)),
+        "join": named.join,
+        "wait for a name": begun.wait,
+        "send to any": lambda: matching.send(array, messages),
+        "recv of any": lambda: matching.recv(array),
+        "wait for any": received.wait,
+        "init": multiring.init,
+        "rank": multiring.rank,
+        "shutdown": multiring.shutdown,
+    }
+    with all_locks_taken_elsewhere():
+        told = told_by_a_fork(calls)
+    plain.wait()
+    begun.wait()
+    matching.send(array, messages).wait()
+    received.wait()
+    group.barrier()
+    assert len(told) == len(calls), told
+    return [line for line in told if not line.endswith(" refused")]
+
+
+def test_a_fork_of_a_rank_refuses_calls_whatever_other_threads_hold() -> None:
+    assert run_ranks(use_in_a_fork, 2) == [["shutdown done"]] * 2  # it leaves the parent's job alone

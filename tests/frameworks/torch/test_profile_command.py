@@ -92,7 +92,7 @@ ACCUMULATED = MODEL + (
 
 def profiled(folder: Path, script: str, *words: str) -> "subprocess.CompletedProcess[str]":
     (folder / "train.py").write_text(script)
-    command = [sys.executable, "-m", "multiring", "profile", "--steps", "4", *words, "--", "python", "train.py"]
+    command = [sys.executable, "-m", "multiring", "profile", "--steps", "4", *words, "--", sys.executable, "train.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -141,7 +141,7 @@ def test_what_workers_take_for_a_sample_is_measured(
     assert found.feeding is not None
     assert found.feeding.workers == 2
     assert 0.001 <= found.feeding.cpu_s <= found.feeding.worker_s
-    assert found.feeding.worker_s >= 0.041
+    assert found.feeding.worker_s >= 0.04  # the sleep: a virtual machine's clock of processor time may run ahead
     # The training waits for its samples, and that wait is no other work of the script.
     computes_s = found.seconds.step - found.seconds.input
     assert found.seconds.input >= 0.25 * (8 * 0.041 / 2 - computes_s)

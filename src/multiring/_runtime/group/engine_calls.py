@@ -138,6 +138,7 @@ class EngineHandle(Waiter):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
+        self.agreement.refuse_fork()
         began_s = time.monotonic()
         if not self._is_decided.wait(timeout):
             raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
@@ -153,6 +154,7 @@ class EngineHandle(Waiter):
         Then the memory of its arrays is not in use any more, and its contents are undefined. All ranks get the same
         result.
         """
+        self.agreement.refuse_fork()
         self._is_decided.wait()
         if not isinstance(self._error, MismatchError | RevokedError):
             return False
@@ -174,6 +176,7 @@ class EngineHandle(Waiter):
             MultiringError: as for `wait`, if the error is known already.
             UnsupportedError: the operation does not run on an engine with streams.
         """
+        self.agreement.refuse_fork()
         self._is_started.wait()
         if self._error is not None:
             raise self._error

@@ -2,14 +2,19 @@
 
 The native core fails the operations that a lost rank takes part in. Others, of groups without that rank, would wait
 without end for ranks that have gone on. Their threads look here, once a second at least.
+
+In a process that was forked from a rank, every generation of that rank is over from the first instruction on. There, a
+lock that another thread of the rank held at the fork is never released, so operations must be refused before they take
+one.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
 
 from multiring._native import Context, SharedSlots
-from multiring.errors import PeerLostError
+from multiring.errors import MultiringError, PeerLostError, StateError
 
 
 class GenerationEnd:
@@ -26,10 +31,12 @@ class GenerationEnd:
         self.may_end = may_end
         self._slots: list[SharedSlots] | None = [] if recycles else None
         self.is_over = False
+        self.is_inherited = False  # whether this process was forked from the rank
         self._why = ""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+        _known.add(self)
 
     def when_over(self, listener: Callable[[], None]) -> None:
         """Call `listener`, a bound method, once the generation is over. The registration keeps no object alive.
@@ -77,6 +84,19 @@ class GenerationEnd:
         """Wait until the generation is over, but at most `seconds`; return whether it is."""
         return self._over.wait(seconds)
 
-    def error(self, title: str) -> PeerLostError:
+    def error(self, title: str) -> MultiringError:
         """Return the error of the operation `title`, when the generation is over."""
+        if self.is_inherited:
+            return StateError(f"{title}: this process was forked from a rank; only the rank may communicate")
         return PeerLostError(f"{title}: {self._why}; the contents of its arrays are undefined")
+
+
+_known: "weakref.WeakSet[GenerationEnd]" = weakref.WeakSet()
+
+
+def _inherit() -> None:
+    for each in _known:
+        each.is_over = each.is_inherited = True
+
+
+os.register_at_fork(after_in_child=_inherit)

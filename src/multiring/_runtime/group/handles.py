@@ -272,6 +272,11 @@ class OperationHandle(Waiter):
         """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
         self._attention.context.abort(self.operation, culprit)
 
+    def refuse_fork(self) -> None:
+        """Raise StateError in a process that was forked from the rank."""
+        if self._attention.generation.is_inherited:
+            raise self._attention.generation.error(self.title)
+
     def leave_warning(self) -> None:
         """Do not warn about a late rank: another operation does that waits for the same ranks."""
         self._warned = True

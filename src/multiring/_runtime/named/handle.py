@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from multiring._runtime.group.generation_end import GenerationEnd
 from multiring._runtime.group.group import Group
 from multiring._runtime.group.handles import LINGER_S, Handle, Key, OperationHandle, Posted, Waiter
 from multiring.errors import MismatchError, MultiringError, Signature, StallError
@@ -20,6 +21,7 @@ class Keeper(Protocol):
     """The set of named operations to which a handle belongs."""
 
     id: int  # the set's id, the same on all ranks
+    generation: GenerationEnd  # of the set's operations
 
     def settle(self, handle: "NamedHandle", posted: Handle, error: MismatchError) -> None:
         """Handle a mismatch of `posted`, for which `handle` waited.
@@ -102,10 +104,15 @@ class NamedHandle(Waiter):
         self._result = result
         self.is_over = True
 
+    def _refuse_fork(self) -> None:
+        if self._keeper.generation.is_inherited:
+            raise self._keeper.generation.error(self.title)
+
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
         if self.is_over:
             return True
+        self._refuse_fork()
         posted = self.posted
         if posted is None or not posted.done():
             return self.is_over
@@ -123,6 +130,7 @@ class NamedHandle(Waiter):
         Raises:
             DisagreementError: the ranks submitted the operation with different signatures; the inputs are intact.
         """
+        self._refuse_fork()
         started_s = time.monotonic() if timeout is not None else 0.0
         left = timeout
         while not self.is_over:

@@ -63,6 +63,7 @@ class NamedOperations:
         self._decided = DecidedOrder(self._group.twin(), neutral_contribution)
         self.id = self._calls.id
         self._services = self._calls.services
+        self.generation = self._services.generation
         self.ranks = group.calls.ranks
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
@@ -81,7 +82,7 @@ class NamedOperations:
             self._near = tree_neighbours(group.rank, group.size)
             self._services.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
-            self._services.generation.when_over(self._go_with_generation)
+            self.generation.when_over(self._go_with_generation)
 
     def submit(
         self, name: str, signature: Signature, start: Start, at_once: Start | None = None, *, is_report: bool = False
@@ -105,6 +106,8 @@ class NamedOperations:
             PeerLostError: a rank of the set died or left.
             StallError: the ranks have given up after a stall.
         """
+        if self.generation.is_inherited:
+            raise self.generation.error(f"operation {name!r}")
         with self._lock:
             if self._in_flight.is_free(name):
                 return self._start(name, signature, start, at_once, is_report=is_report)
@@ -155,7 +158,7 @@ class NamedOperations:
             The new handle. None if the operation cannot be posted in the same way; nothing is posted then.
         """
         posted = earlier.repeatable
-        if posted is None:
+        if posted is None or self.generation.is_inherited:
             return None
         with self._lock:
             is_free = self._in_flight.is_free(earlier.name)
@@ -179,6 +182,8 @@ class NamedOperations:
             UnsupportedError: the set has no neutral contributions.
             StateError: this rank has joined already, or the set was closed.
         """
+        if self.generation.is_inherited:
+            raise self.generation.error("join")
         with self._lock:
             if self._broken is not None or self._joining is not None:
                 raise refusal("join", self._broken)
@@ -297,7 +302,7 @@ class NamedOperations:
         self._forget()
 
     def _go_with_generation(self) -> None:
-        self._break(self._services.generation.error("named operations"))
+        self._break(self.generation.error("named operations"))
 
     def _forget(self) -> None:
         """Drop the references that keep this object and the job alive."""
