@@ -180,6 +180,17 @@ def twice(record: dict[str, Any], generator: np.random.Generator) -> dict[str, A
     return {"image": record["image"] // 2, "crop": record["image"], "draw": int(generator.integers(9))}
 
 
+@pytest.fixture(scope="module", params=["files", "sound", "unchecked"])
+def place(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures as files, and in a pack that knows that they are sound, or does not."""
+    if request.param == "files":
+        return folder
+    data, made = Dataset(folder, shuffle="none", decode=False), tmp_path_factory.mktemp("packs") / "pack"
+    check = data.require_decodable if request.param == "sound" else None
+    pack(data.source, len(data), made, PackOptions(check=check), lambda *_: None)
+    return made
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "crop",
@@ -192,10 +203,10 @@ def twice(record: dict[str, Any], generator: np.random.Generator) -> dict[str, A
     ],
     ids=["random", "mirrored", "then", "twice", "resized"],
 )
-def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], folder: Path, workers: int) -> None:
+def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], place: Path, workers: int) -> None:
     batches: list[list[dict[str, Any]]] = []
     for each in (crop, Later(crop)):
-        loader = Loader(Dataset(folder, transform=each, seed=5), 7, workers=workers)
+        loader = Loader(Dataset(place, transform=each, seed=5), 7, workers=workers)
         batches.append([{name: np.array(value) for name, value in batch.items()} for _ in range(3) for batch in loader])
     assert len(batches[0]) == len(batches[1]) == 6
     for mine, theirs in zip(*batches, strict=True):
@@ -204,21 +215,59 @@ def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], f
             np.testing.assert_array_equal(value, theirs[name])
 
 
-def test_in_a_batch_a_damaged_file_is_named_and_the_others_keep_their_pixels(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
+class Reading(RandomCrop):
+    """A crop that reads another sample before it chooses its region, as one does that mixes two samples."""
+
+    __slots__ = ("other",)
+
+    def region(self, height: int, width: int, generator: np.random.Generator) -> Region:
+        found: Any = self.other  # type: ignore[attr-defined] # set by the test
+        found.sample(int(generator.integers(len(found))), 3)
+        return RandomCrop.region(self, height, width, generator)
+
+
+def test_samples_that_are_read_while_others_are_made_change_nothing(place: Path) -> None:
+    crop, other = Reading(32), Dataset(place, transform=RandomCrop(16), seed=9)
+    object.__setattr__(crop, "other", other)
+    first, later = (Dataset(place, transform=each, seed=5) for each in (crop, Later(crop)))
+    numbers = list(range(len(first)))
+    found: Any = first.begin_samples(numbers, 2, [0] * len(numbers), {})
+    for number, finish in zip(numbers, found, strict=True):
+        np.testing.assert_array_equal(finish()["image"], later.sample(number, 2)["image"])
+
+
+@pytest.mark.parametrize("crop", [RandomCrop(24), RandomCrop(24, mirrored=True), RandomResizedCrop(24), CenterCrop(90)])
+def test_groups_of_samples_may_be_finished_in_any_order(crop: Callable[..., Any], place: Path) -> None:
+    data, later = Dataset(place, transform=crop, seed=5), Dataset(place, transform=Later(crop), seed=5)
+    numbers = list(range(len(data)))
+    groups: list[Any] = [data.begin_samples(numbers, epoch, [0] * len(numbers), {}) for epoch in range(3)]
+    for epoch in (1, 2, 0):
+        for number, finish in zip(numbers, groups[epoch], strict=True):
+            np.testing.assert_array_equal(finish()["image"], later.sample(number, epoch)["image"])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_in_a_batch_a_damaged_file_is_named_and_the_others_keep_their_pixels(
+    *, is_packed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "files" / "a").mkdir(parents=True)
     generator = np.random.default_rng(6)
     files = [bytes(simplejpeg.encode_jpeg(pixels(generator, 60, 70))) for _ in range(40)]
     for number, file in enumerate(files):
         # One has lost its middle, and one its whole content.
         kept = {11: file[:700] + file[1400:], 35: b""}.get(number, file)
-        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(kept)
-    data = Dataset(tmp_path, transform=CenterCrop(48), shuffle="none")
+        (tmp_path / "files" / "a" / f"{number:02}.jpg").write_bytes(kept)
+    stored = Dataset(tmp_path / "files", shuffle="none", decode=False)
+    pack(stored.source, 40, tmp_path / "pack", PackOptions(), lambda *_: None)
+    data = Dataset(tmp_path / ("pack" if is_packed else "files"), transform=CenterCrop(48), shuffle="none")
     wanted = WantedSamples(epoch=0, numbers=np.arange(40))
     layout = layout_of(data.sample(0))
     rows = {name: np.zeros((42, *shape), kind) for name, (shape, kind) in layout.arrays.items()}
     filled = fill(data, layout, rows, 1, wanted)
     assert [(each.row, each.number) for each in filled.failures] == [(12, 11), (36, 35)]
-    assert all(f"{each.number}.jpg" in each.text for each in filled.failures)
+    assert all(
+        (f"sample {each.number}" if is_packed else f"{each.number}.jpg") in each.text for each in filled.failures
+    )
     for number in set(range(40)) - {11, 35}:
         whole = simplejpeg.decode_jpeg(files[number])
         np.testing.assert_array_equal(rows["image"][1 + number], whole[6:54, 11:59])

@@ -174,7 +174,7 @@ class Dataset:
             IndexError: no sample has this number.
         """
         number, epoch, draw = _whole_numbers(number=number, epoch=epoch, draw=draw)
-        (finish,) = self._maker.begin([number], epoch, [draw], self.source.record, {})
+        (finish,) = self._maker.begin([number], epoch, [draw], self.source, {})
         return finish()
 
     def begin_samples(
@@ -193,7 +193,7 @@ class Dataset:
         """
         if not self._maker.crops_first:
             return None
-        return self._maker.begin(numbers, epoch, draws, self.source.record, rows)
+        return self._maker.begin(numbers, epoch, draws, self.source, rows)
 
     def require_decodable(self, number: int, record: Record) -> None:
         """Raise DataError if an image of the undecoded `record` cannot be decoded."""

@@ -68,14 +68,14 @@ class RegionDecoding:
 
     def __init__(self, what: str, image: Image, limits: Limits, choose: Callable[[int, int], Region]) -> None:
         self._what, self.image, self._limits = what, image, limits
-        self._size = size_of(image.data) if image.data.startswith(_JPEG) else None
+        self._size = size_of(image.data) if bytes(image.data[: len(_JPEG)]) == _JPEG else None
         self._whole = None
         self.pixels: Pixels | None = None
         if self._size is not None:
             _require_pixels(what, self._size[1], self._size[0], limits)
             self.region = choose(*self._size)
         else:
-            self._whole = decoded(what, image.data, limits)
+            self._whole = decoded(what, bytes(image.data), limits)
             self.region = choose(*self._whole.shape[:2])
 
     def wanted(self, out: Pixels | None) -> WantedRegion | None:
@@ -101,12 +101,17 @@ class RegionDecoding:
         if self.pixels is not None:
             return self.pixels, Region(0, 0, self.region.height, self.region.width)
         if self._whole is None:  # the region exceeds the image, or the file is damaged; then, `decoded` says how
-            self._whole = decoded(self._what, self.image.data, self._limits)
+            self._whole = decoded(self._what, bytes(self.image.data), self._limits)
         return self._whole, self.region
+
+    def keep(self) -> None:
+        """Copy what `result` still needs out of memory that is reused."""
+        if self.pixels is None and self._whole is None:
+            self.image = Image(bytes(self.image.data), self.image.is_sound)
 
 
 def decode_together(decodings: Sequence[RegionDecoding], outs: Sequence[Pixels | None]) -> None:
-    """Decode regions by one native call.
+    """Decode regions by one native call. Afterwards, the memory of their files is not needed any more.
 
     Args:
         decodings: of images, whose `result` is then their pixels.
@@ -116,6 +121,8 @@ def decode_together(decodings: Sequence[RegionDecoding], outs: Sequence[Pixels |
     able = [(each, wanted) for each, wanted in pairs if wanted is not None]
     for (each, wanted), is_sound in zip(able, decode_regions([wanted for _, wanted in able]), strict=True):
         each.pixels = wanted.pixels if is_sound else None
+    for each in decodings:
+        each.keep()
 
 
 def _require_pixels(what: str, width: int, height: int, limits: Limits) -> None:

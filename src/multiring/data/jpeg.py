@@ -36,7 +36,10 @@ class Region:
         )
 
 
-def size_of(data: bytes) -> tuple[int, int] | None:
+Data = bytes | memoryview  # of a file
+
+
+def size_of(data: Data) -> tuple[int, int] | None:
     """Return the height and the width in a JPEG's header.
 
     The result is None if this build cannot decode regions, if the header is damaged, or if the colours are not grey,
@@ -46,7 +49,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
     if library is None:
         return None
     height, width = ctypes.c_long(), ctypes.c_long()
-    is_sound = library.multiring_jpeg_size(data, len(data), height, width)
+    is_sound = library.multiring_jpeg_size(_address_of(data), len(data), height, width)
     return (height.value, width.value) if is_sound else None
 
 
@@ -63,7 +66,7 @@ class WantedRegion:
             in the region often shows only at the end.
     """
 
-    data: bytes
+    data: Data
     size: tuple[int, int]
     region: Region
     pixels: NDArray[np.uint8]
@@ -91,16 +94,27 @@ def decode_regions(wanted: Sequence[WantedRegion]) -> list[bool]:
     results = (ctypes.c_bool * count)()
     library.multiring_jpeg_regions(
         count,
-        (ctypes.c_char_p * count)(*(each.data for each in wanted)),
+        (ctypes.c_void_p * count)(*(_address_of(each.data) for each in wanted)),
         (ctypes.c_size_t * count)(*(len(each.data) for each in wanted)),
         (ctypes.c_long * (4 * count))(*(number for box in boxes for number in box)),
-        (ctypes.c_void_p * count)(*(each.pixels.ctypes.data for each in wanted)),
-        row.ctypes.data,
+        (ctypes.c_void_p * count)(*(_address(each.pixels) for each in wanted)),
+        _address(row),
         row.nbytes,
         (ctypes.c_bool * count)(*(not each.is_sound for each in wanted)),
         results,
     )
     return list(results)
+
+
+def _address_of(data: Data) -> int:
+    """Return the address of a file in memory."""
+    return _address(np.frombuffer(data, np.uint8)) if data else 0
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    """Return the address of an array; `array.ctypes.data` takes four times as long."""
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def is_available() -> bool:
@@ -114,7 +128,7 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_FILE))
     except OSError:  # built without libjpeg-turbo, or for a machine that had it
         return None
-    file, size, length = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long
+    file, size, length = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
     library.multiring_jpeg_size.argtypes = (file, size, ctypes.POINTER(length), ctypes.POINTER(length))
     library.multiring_jpeg_regions.argtypes = (
         size,

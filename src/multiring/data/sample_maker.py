@@ -1,5 +1,6 @@
 """Make samples of stored records: decode their images, crop, transform."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,11 +14,12 @@ from multiring.data.decoding import RegionDecoding, decode_together, decoded
 from multiring.data.jpeg import Region
 from multiring.data.permutation import keyed_words
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.source import Image, Record
+from multiring.data.readers.source import Image, Record, Source
 from multiring.errors import DataError
 
 Transform = Callable[[Record, np.random.Generator], Record]
 Finish = Callable[[], Record]
+_MOST_REUSED = 1 << 24  # bytes that each thread keeps for encoded images
 
 
 def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.random.Generator:
@@ -31,8 +33,76 @@ def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.rando
         number: the sample's number.
         draw: the sample's position in the epoch if an epoch can contain a sample twice; 0 otherwise.
     """
-    key = keyed_words(2, "augmentation", seed, epoch, number, draw)
-    return np.random.Generator(np.random.Philox(key=key))
+    return np.random.Generator(np.random.Philox(key=_key_of(seed, epoch, number, draw)))
+
+
+def _key_of(seed: int, epoch: int, number: int, draw: int) -> NDArray[np.uint64]:
+    return keyed_words(2, "augmentation", seed, epoch, number, draw)
+
+
+class _ReusedMemory:
+    """Memory for the encoded images of a group of samples, which the next group reuses.
+
+    New memory costs a page fault for each 4 KiB, which takes three times as long as the copy into it.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray())
+        self._end = self._wanted = 0
+        self._is_taken = False
+
+    @contextmanager
+    def group(self) -> Iterator[Callable[[int], memoryview]]:
+        """Yield a function that returns so many bytes with undefined contents, to be used inside the block.
+
+        They are new if too few are left, or inside the block of another group: a transform may read samples, too.
+        """
+        if self._is_taken:
+            yield _new_memory
+            return
+        self._is_taken, self._end, self._wanted = True, 0, 0
+        try:
+            yield self._take
+        finally:
+            self._is_taken = False
+            if self._wanted > len(self._memory) and len(self._memory) < _MOST_REUSED:
+                self._memory = _new_memory(min(_MOST_REUSED, self._wanted + self._wanted // 4))
+
+    def _take(self, size: int) -> memoryview:
+        self._wanted += size
+        if size > len(self._memory) - self._end:
+            return _new_memory(size)
+        begin, self._end = self._end, self._end + size
+        return self._memory[begin : self._end]
+
+
+def _new_memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+class _ReusedGenerator:
+    """A generator that begins anew for each sample, as `generator_for` does: making one takes ten times as long."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._state = self._bits.state  # of a new generator
+        self._generator = np.random.Generator(self._bits)
+
+    def of(self, key: NDArray[np.uint64]) -> np.random.Generator:
+        """Return the generator for a sample's key. The next call changes it."""
+        self._state["state"]["key"] = key
+        self._bits.state = self._state
+        return self._generator
+
+
+class _Own(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.memory, self.generator = _ReusedMemory(), _ReusedGenerator()
+
+
+_own = _Own()
 
 
 class SampleMaker:
@@ -51,6 +121,9 @@ class SampleMaker:
         self.transform = transform
         # The check of the protocol takes as long as a small sample.
         self._crop = transform if decode and isinstance(transform, CropsFirst) else None
+        self._is_only_crop = self._crop is not None and is_only_crop(self._crop)
+        # Whether nothing needs a sample's random generator once its region is chosen.
+        self._ends_with_region = self._is_only_crop and not getattr(transform, "mirrored", False)
 
     @property
     def crops_first(self) -> bool:
@@ -62,7 +135,7 @@ class SampleMaker:
         numbers: Sequence[int],
         epoch: int,
         draws: Sequence[int],
-        read: Callable[[int], Record],
+        source: Source,
         rows: Mapping[str, NDArray[Any]],
     ) -> list[Finish]:
         """Read records and decode their crops by one native call; return a function for each that returns the sample.
@@ -73,23 +146,28 @@ class SampleMaker:
             numbers: the samples' numbers.
             epoch: 0 or more.
             draws: as for `generator_for`, one for each sample.
-            read: returns the record with a number.
+            source: of the records.
             rows: arrays (samples, ...) by field. A crop that fits into its row is decoded there if nothing else is made
                 of it.
         """
         begun: list[tuple[RegionDecoding | None, Finish]] = []
-        for number, draw in zip(numbers, draws, strict=True):
-            try:
-                begun.append(self._begun(number, epoch, draw, read(number)))
-            except (DataError, OSError) as error:
-                begun.append((None, partial(_raise, error)))
-        images = rows.get(self._crop.field) if self._crop is not None and is_only_crop(self._crop) else None
-        pairs = [
-            (decoding, None if images is None else images[row])
-            for row, (decoding, _) in enumerate(begun)
-            if decoding is not None
-        ]
-        decode_together([decoding for decoding, _ in pairs], [out for _, out in pairs])
+        into = getattr(source, "record_in", None)
+        with _own.memory.group() as take:
+            read = source.record
+            if self._crop is not None and into is not None:
+                read = partial(into, image=self._crop.field, take=take)
+            for number, draw in zip(numbers, draws, strict=True):
+                try:
+                    begun.append(self._begun(number, epoch, draw, read(number)))
+                except (DataError, OSError) as error:
+                    begun.append((None, partial(_raise, error)))
+            images = rows.get(self._crop.field) if self._crop is not None and self._is_only_crop else None
+            pairs = [
+                (decoding, None if images is None else images[row])
+                for row, (decoding, _) in enumerate(begun)
+                if decoding is not None
+            ]
+            decode_together([decoding for decoding, _ in pairs], [out for _, out in pairs])
         return [finish for _, finish in begun]
 
     def decoded(self, number: int, record: Record, but: str | None = None) -> Record:
@@ -99,7 +177,7 @@ class SampleMaker:
             DataError: an image cannot be decoded.
         """
         return {
-            name: decoded(self._named(number, record, name), value.data, self._limits)
+            name: decoded(self._named(number, record, name), bytes(value.data), self._limits)
             for name, value in record.items()
             if isinstance(value, Image) and name != but
         }
@@ -110,7 +188,9 @@ class SampleMaker:
         if crop is None or not isinstance(record.get(crop.field), Image):
             return None, partial(self._transformed, number, epoch, draw, record)
         record |= self.decoded(number, record, but=crop.field)
-        generator = generator_for(self._seed, epoch, number, draw)
+        key = _key_of(self._seed, epoch, number, draw)
+        new = None if self._ends_with_region else np.random.Generator(np.random.Philox(key=key))
+        generator = _own.generator.of(key) if new is None else new
 
         def choose(height: int, width: int) -> Region:
             with self._of_transform(number, record):

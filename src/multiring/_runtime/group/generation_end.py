@@ -84,6 +84,11 @@ class GenerationEnd:
         """Wait until the generation is over, but at most `seconds`; return whether it is."""
         return self._over.wait(seconds)
 
+    def refuse_fork(self, kind: str, name: str | None = None) -> None:
+        """Raise StateError in a process that was forked from the rank. The arguments say what it called."""
+        if self.is_inherited:
+            raise self.error(kind if name is None else f"{kind} {name!r}")
+
     def error(self, title: str) -> MultiringError:
         """Return the error of the operation `title`, when the generation is over."""
         if self.is_inherited:

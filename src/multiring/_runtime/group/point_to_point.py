@@ -68,7 +68,7 @@ class AnySourceMatching:
         Here `to` may also be this rank. A message to this rank itself is copied, and the copy is kept until its
         receive.
         """
-        self._refuse_fork("send")
+        self._generation.refuse_fork("send")
         if to == self.rank:
             buffer = buffer_of(array, writes=False)
             with self._changed:
@@ -95,7 +95,7 @@ class AnySourceMatching:
 
     def decline_send(self, error: Exception, to: int, tag: int = 0) -> None:
         """Fail the message that a `send` would have sent, because of `error`, in its receiver's `recv`."""
-        self._refuse_fork("send")
+        self._generation.refuse_fork("send")
         with self._changed:
             if to == self.rank:
                 self._own[tag].append((failure_text("send", error), b""))
@@ -113,7 +113,7 @@ class AnySourceMatching:
 
     def _enter(self, receive: PostedReceive, source: int | None) -> None:
         """Post a receive, or let it wait for a match; raise its error if it has failed."""
-        self._refuse_fork("recv")
+        self._generation.refuse_fork("recv")
         tag = receive.tag
         with self._changed:
             if source is not None and source != self.rank and tag not in self._waiting:
@@ -134,7 +134,7 @@ class AnySourceMatching:
         Raises:
             TimeoutError: the receive is neither matched nor failed after `timeout` seconds.
         """
-        self._refuse_fork("recv")
+        self._generation.refuse_fork("recv")
         began_s, (warn_s, most_s), has_warned = time.monotonic(), self._patience, False
         with self._changed:
             while not receive.is_matched and receive.error is None:
@@ -209,10 +209,6 @@ class AnySourceMatching:
         with self._changed:
             for receive in [receive for queue in self._waiting.values() for receive in queue]:
                 self._give_up(receive, self._generation.error(receive.title))
-
-    def _refuse_fork(self, title: str) -> None:
-        if self._generation.is_inherited:
-            raise self._generation.error(title)
 
     # ---- matching; the caller holds the lock ----
 

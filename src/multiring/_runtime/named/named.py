@@ -106,8 +106,7 @@ class NamedOperations:
             PeerLostError: a rank of the set died or left.
             StallError: the ranks have given up after a stall.
         """
-        if self.generation.is_inherited:
-            raise self.generation.error(f"operation {name!r}")
+        self.generation.refuse_fork("operation", name)
         with self._lock:
             if self._in_flight.is_free(name):
                 return self._start(name, signature, start, at_once, is_report=is_report)
@@ -182,8 +181,7 @@ class NamedOperations:
             UnsupportedError: the set has no neutral contributions.
             StateError: this rank has joined already, or the set was closed.
         """
-        if self.generation.is_inherited:
-            raise self.generation.error("join")
+        self.generation.refuse_fork("join")
         with self._lock:
             if self._broken is not None or self._joining is not None:
                 raise refusal("join", self._broken)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import Tails, read
 from multiring.data.readers.verified_blocks import Blocks
 
-_CLOSE = 4096  # the most bytes behind an array that are read together with it
+_CLOSE = 4096  # the most bytes beside the wanted fields of a sample that are read together with them
 
 
 def _number(field: Field, value: int) -> Any:
@@ -43,9 +43,9 @@ class PackedSource:
         self._index = load_index(opening.storage, self.manifest, opening.limits)
         # Only local packs are verified here. A cache verifies its blocks itself, and parts of blocks that are read from
         # a remote source have no check sum.
-        is_local = hasattr(opening.storage, "read_rows")
-        self._blocks = Blocks(opening.storage, self.manifest, opening.limits) if is_local else None
-        self._are_images_sound = self.manifest.decoded and is_local
+        self._is_local = hasattr(opening.storage, "read_rows")
+        self._blocks = Blocks(opening.storage, self.manifest, opening.limits) if self._is_local else None
+        self._are_images_sound = self.manifest.decoded and self._is_local
         self.shards = self.manifest.listed()
         self._names = [each.name for each in self.shards]
         self.numbering = Numbering(self.shards)
@@ -82,6 +82,47 @@ class PackedSource:
             found[field.name] = self._read(number, name, field, begin, size)
         return found
 
+    def record_in(self, number: int, image: str, take: Callable[[int], memoryview]) -> Record:
+        """Return the fields that a sample has, with the bytes of one image in memory that is reused.
+
+        The sample is read at once. A new piece of memory for each image costs more time than the copy into it.
+
+        Args:
+            number: the sample's number.
+            image: the image's field. The other fields are as in `record`.
+            take: returns memory of so many bytes.
+        """
+        shard, _ = self.numbering.place(number)
+        row = self._index[number].tolist()
+        stored = [
+            (each, row[at], row[at + 1]) for each, at in self._fields if each.kind != "number" and row[at + 1] > 0
+        ]
+        if not stored or not self._is_local or any(field.shape is not None for field, *_ in stored):
+            return self.record(number)
+        first, end = min(begin for _, begin, _ in stored), max(begin + size for _, begin, size in stored)
+        if end - first > sum(size for *_, size in stored) + _CLOSE:
+            return self.record(number)
+        name = self.shards[shard].name
+        for field, _, size in stored:
+            require_size(self._named(number, name, field), size, self._limits.record_bytes, "the limit of a record")
+        self._verify_row(number, shard, row)
+        memory = take(end - first)
+        self._storage.read_into(name, first, memory)
+        found: Record = {}
+        for field, column in self._fields:
+            if field.kind == "number":
+                found[field.name] = _number(field, row[column])
+            elif (size := row[column + 1]) >= 0:
+                begin = row[column] - first
+                data = memory[begin : begin + size] if size else memory[:0]
+                is_kept = field.name == image and field.kind == "image"
+                found[field.name] = (
+                    Image(data, self._are_images_sound)
+                    if is_kept
+                    else self._value(self._named(number, name, field), field, bytes(data))
+                )
+        return found
+
     def value(self, number: int, field: Field, column: int) -> Any:
         """Return a sample's value of a field.
 
@@ -93,9 +134,12 @@ class PackedSource:
         return self._read(number, name, field, begin, size)
 
     def _read(self, number: int, name: str, field: Field, begin: int, size: int) -> Any:
-        what = f"{self._storage.url}/{name}: {field.name} of sample {number}"
+        what = self._named(number, name, field)
         require_size(what, size, self._limits.record_bytes, "the limit of a record")
         return self._value(what, field, read(self._storage, name, begin, begin + size))
+
+    def _named(self, number: int, name: str, field: Field) -> str:
+        return f"{self._storage.url}/{name}: {field.name} of sample {number}"
 
     def _value(self, what: str, field: Field, data: bytes) -> Any:
         if field.kind == "image":

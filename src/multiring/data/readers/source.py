@@ -20,11 +20,11 @@ class Image:
     """An encoded image.
 
     Attributes:
-        data: the bytes of the file.
+        data: the bytes of the file; while a group of samples is decoded, perhaps in memory that is reused afterwards.
         is_sound: whether it is known that these bytes can be decoded.
     """
 
-    data: bytes
+    data: bytes | memoryview
     is_sound: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
