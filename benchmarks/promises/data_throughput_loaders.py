@@ -4,6 +4,7 @@ The arguments are NAME CASE FOLDER WORKERS SECONDS.
 """
 
 import io
+import itertools
 import json
 import multiprocessing
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-BATCH, CROP = 64, 224
+BATCH, CROP, GROUP = 64, 224, 32
 
 
 def crop_of(image: Any, number: int) -> Any:
@@ -187,32 +188,47 @@ def tfdata(case: str, place: Path, workers: int, cosine_transform: str = "") -> 
 
 
 def bound(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples that plain threads copy or decode."""
+    """Yield the numbers of samples that plain threads copy, or whose crops they decode and do nothing else."""
     paths = files(place)
     done = [0] * workers
-    contents = [each.read_bytes() for each in paths] if case == "jpeg" else []
 
-    def work(number: int) -> None:
-        size = paths[0].stat().st_size
-        out = bytearray(size)
-        turn = number
-        while True:
-            if case == "jpeg":
-                decoded(contents[turn % len(contents)])
-            else:
-                with paths[turn % len(paths)].open("rb", buffering=0) as file:
-                    file.readinto(out)
-            turn += workers
+    def copy(number: int) -> None:
+        out = bytearray(paths[0].stat().st_size)
+        for turn in itertools.count(number, workers):
+            with paths[turn % len(paths)].open("rb", buffering=0) as file:
+                file.readinto(out)
             done[number] += 1
 
+    def decode(number: int) -> None:
+        groups = crops_of(paths[number::workers])
+        for group in itertools.cycle(groups):
+            done[number] += sum(decode_regions(group))
+
+    if case == "jpeg":
+        from multiring.data.jpeg import decode_regions  # noqa: PLC0415 -- not in every environment that runs this file
+
     for number in range(workers):
-        threading.Thread(target=work, args=(number,), daemon=True).start()
+        threading.Thread(target=decode if case == "jpeg" else copy, args=(number,), daemon=True).start()
     last = 0
     while True:
         time.sleep(0.05)
         now = sum(done)
         yield now - last
         last = now
+
+
+def crops_of(paths: list[Path]) -> list[list[Any]]:
+    """Return the crops of files in memory, in groups that are decoded by one call into the same arrays."""
+    from multiring.data.jpeg import Region, WantedRegion, size_of  # noqa: PLC0415 -- as above
+
+    outs = np.empty((GROUP, CROP, CROP, 3), np.uint8)
+    crops = []
+    for number, path in enumerate(paths):
+        data = path.read_bytes()
+        height, width = size_of(data) or (0, 0)
+        region = Region(number * 7 % (height - CROP), number * 13 % (width - CROP), CROP, CROP)
+        crops.append(WantedRegion(data, (height, width), region, outs[number % GROUP], is_sound=True))
+    return [crops[begin : begin + GROUP] for begin in range(0, len(crops), GROUP)]
 
 
 def disk(case: str, place: Path, workers: int) -> Iterator[int]:
