@@ -215,6 +215,41 @@ def test_batches_have_the_pixels_of_decode_then_crop(crop: Callable[..., Any], p
             np.testing.assert_array_equal(value, theirs[name])
 
 
+@needs_regions
+@pytest.mark.parametrize("shuffle", ["none", "exact"])
+@pytest.mark.parametrize("crop", [RandomCrop(32), RandomCrop(40, mirrored=True), CenterCrop(24)])
+def test_crops_of_a_pack_are_decoded_into_the_batch(
+    crop: Any, shuffle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(8)
+    for label in "ab":
+        (tmp_path / "files" / label).mkdir(parents=True)
+        for number in range(35):
+            height, width = (int(each) for each in generator.integers(40, 90, 2))
+            (tmp_path / "files" / label / f"{number:02}.jpg").write_bytes(jpeg(generator, height, width))
+    stored = Dataset(tmp_path / "files", shuffle="none", decode=False)
+    pack(stored.source, 70, tmp_path / "pack", PackOptions(shard_bytes=1 << 16), lambda *_: None)
+    made: list[int] = []
+    rows_of = Dataset.crops_rows
+
+    def counted(self: Dataset, numbers: Any, *rest: Any) -> Any:
+        found = rows_of(self, numbers, *rest)
+        made.append(0 if found is None else len(numbers))
+        return found
+
+    monkeypatch.setattr(Dataset, "crops_rows", counted)
+    batches: list[list[dict[str, Any]]] = []
+    for each in (crop, Later(crop)):
+        loader = Loader(Dataset(tmp_path / "pack", transform=each, seed=5, shuffle=shuffle), 40, workers=2)
+        batches.append([{name: np.array(value) for name, value in batch.items()} for _ in range(2) for batch in loader])
+    assert sum(made) == 140
+    for mine, theirs in zip(*batches, strict=True):
+        assert mine.keys() == theirs.keys() == {"image", "label", "name"}
+        for name, value in mine.items():
+            np.testing.assert_array_equal(value, theirs[name])
+        assert {kind.dtype for kind in (mine["label"], theirs["label"])} == {np.dtype(np.int64)}
+
+
 class Reading(RandomCrop):
     """A crop that reads another sample before it chooses its region, as one does that mixes two samples."""
 

@@ -64,16 +64,17 @@ def cut(image: NDArray[Any], region: Region) -> NDArray[Any]:
     return image[region.top : bottom, region.left : right]
 
 
-def is_only_crop(transform: CropsFirst) -> bool:
-    """Return whether nothing but the crop itself, perhaps mirrored, is made of an image.
+def only_crop(transform: object) -> "RandomCrop | CenterCrop | None":
+    """Return the transform if it makes nothing of an image but the crop itself, perhaps mirrored; otherwise None.
 
-    Then it may be decoded where the batch will have it. Another transform could return the crop in two fields.
+    Then the crop may be decoded where the batch will have it. Another transform could return the crop in two fields.
     """
-    return type(transform) in {RandomCrop, CenterCrop} and getattr(transform, "then", None) is None
+    found = transform if type(transform) in {RandomCrop, CenterCrop} else None
+    return found if found is None or found.then is None else None  # type: ignore[attr-defined, return-value]
 
 
 class _Crop:
-    """What crops have in common: they cut, then finish."""
+    """What crops have in common: they cut, then perhaps mirror, then finish."""
 
     __slots__ = ()
     field: str
@@ -91,8 +92,14 @@ class _Crop:
         """Return what to keep of an image of `height` x `width` pixels."""
         raise NotImplementedError
 
+    def mirrors(self, generator: np.random.Generator) -> bool:  # noqa: ARG002 -- some crops draw it
+        """Return whether the crop is mirrored left to right. This is drawn after the region."""
+        return False
+
     def finish(self, record: Record, generator: np.random.Generator) -> Record:
         """Return the record for the training. Its image is cropped."""
+        if self.mirrors(generator):
+            record[self.field] = record[self.field][:, ::-1]
         return record if self.then is None else self.then(record, generator)
 
 
@@ -126,11 +133,9 @@ class RandomCrop(_Crop):
         left = int(generator.integers(max(0, width - self.size) + 1))
         return Region(top, left, self.size, self.size)
 
-    def finish(self, record: Record, generator: np.random.Generator) -> Record:
-        """Mirror the square if it is its turn."""
-        if self.mirrored and generator.integers(2):
-            record[self.field] = record[self.field][:, ::-1]
-        return _Crop.finish(self, record, generator)
+    def mirrors(self, generator: np.random.Generator) -> bool:
+        """Return whether it is the square's turn to be mirrored."""
+        return self.mirrored and bool(generator.integers(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +214,15 @@ class RandomResizedCrop(_Crop):
         columns = min(width, max(1, round(height * self.ratio[1])))
         return Region((height - rows) // 2, (width - columns) // 2, rows, columns)
 
+    def mirrors(self, generator: np.random.Generator) -> bool:
+        """Return whether it is the square's turn to be mirrored."""
+        return self.mirrored and bool(generator.integers(2))
+
     def finish(self, record: Record, generator: np.random.Generator) -> Record:
         """Resize the rectangle, and mirror it if it is its turn."""
         images: Any = library("PIL.Image")
         picture = images.fromarray(np.ascontiguousarray(record[self.field]))
-        square = np.asarray(picture.resize((self.size, self.size), images.Resampling.BILINEAR))
-        record[self.field] = square[:, ::-1] if self.mirrored and generator.integers(2) else square
+        record[self.field] = np.asarray(picture.resize((self.size, self.size), images.Resampling.BILINEAR))
         return _Crop.finish(self, record, generator)
 
 

@@ -195,6 +195,21 @@ class Dataset:
             return None
         return self._maker.begin(numbers, epoch, draws, self.source, rows)
 
+    def crops_rows(
+        self, numbers: Numbers, epoch: int, draws: Sequence[int], out: Mapping[str, Any]
+    ) -> dict[str, list[Any]] | None:
+        """Make samples in the rows of `out`, if they are crops of JPEGs and nothing else.
+
+        The result and the errors are those of `fills_rows`.
+
+        Args:
+            numbers: the samples' numbers, int64 (samples,).
+            epoch: as for `sample`.
+            draws: as for `sample`, one for each sample.
+            out: an array (samples, ...) for each field.
+        """
+        return self._maker.crop_rows(self.source, numbers, epoch, draws, out)
+
     def require_decodable(self, number: int, record: Record) -> None:
         """Raise DataError if an image of the undecoded `record` cannot be decoded."""
         self._maker.decoded(number, record)

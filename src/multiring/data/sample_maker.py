@@ -2,17 +2,17 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.augment import CropsFirst, cut, is_only_crop
+from multiring.data.augment import CropsFirst, cut, only_crop
 from multiring.data.decoding import RegionDecoding, decode_together, decoded
-from multiring.data.jpeg import Region
-from multiring.data.permutation import keyed_words
+from multiring.data.jpeg import Region, WantedRegion, decode_regions, size_of
+from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.source import Image, Record, Source
 from multiring.errors import DataError
@@ -121,9 +121,7 @@ class SampleMaker:
         self.transform = transform
         # The check of the protocol takes as long as a small sample.
         self._crop = transform if decode and isinstance(transform, CropsFirst) else None
-        self._is_only_crop = self._crop is not None and is_only_crop(self._crop)
-        # Whether nothing needs a sample's random generator once its region is chosen.
-        self._ends_with_region = self._is_only_crop and not getattr(transform, "mirrored", False)
+        self._only_crop = only_crop(transform) if decode else None
 
     @property
     def crops_first(self) -> bool:
@@ -151,17 +149,13 @@ class SampleMaker:
                 of it.
         """
         begun: list[tuple[RegionDecoding | None, Finish]] = []
-        into = getattr(source, "record_in", None)
         with _own.memory.group() as take:
-            read = source.record
-            if self._crop is not None and into is not None:
-                read = partial(into, image=self._crop.field, take=take)
-            for number, draw in zip(numbers, draws, strict=True):
+            for number, draw, read in zip(numbers, draws, self._reading(source, numbers, take), strict=True):
                 try:
-                    begun.append(self._begun(number, epoch, draw, read(number)))
+                    begun.append(self._begun(number, epoch, draw, read()))
                 except (DataError, OSError) as error:
                     begun.append((None, partial(_raise, error)))
-            images = rows.get(self._crop.field) if self._crop is not None and self._is_only_crop else None
+            images = None if self._only_crop is None else rows.get(self._only_crop.field)
             pairs = [
                 (decoding, None if images is None else images[row])
                 for row, (decoding, _) in enumerate(begun)
@@ -169,6 +163,51 @@ class SampleMaker:
             ]
             decode_together([decoding for decoding, _ in pairs], [out for _, out in pairs])
         return [finish for _, finish in begun]
+
+    def crop_rows(
+        self, source: Source, numbers: Numbers, epoch: int, draws: Sequence[int], rows: Mapping[str, NDArray[Any]]
+    ) -> dict[str, list[Any]] | None:
+        """Make samples in the rows of a batch, if they are nothing but crops of JPEGs.
+
+        Args:
+            source: of the records.
+            numbers: the samples' numbers, int64 (samples,).
+            epoch: 0 or more.
+            draws: as for `generator_for`, one for each sample.
+            rows: arrays (samples, ...) by field.
+
+        Returns:
+            The values of the fields that have no array. None if the samples must be made one by one.
+
+        Raises:
+            DataError: a sample cannot be read.
+        """
+        crop, together = self._only_crop, getattr(source, "together", None)
+        if crop is None or together is None or crop.field not in rows:
+            return None
+        images, arrays = rows[crop.field], {name: each for name, each in rows.items() if name != crop.field}
+        with _own.memory.group() as take:
+            found = together(crop.field, numbers, arrays, take)
+            if found is None:
+                return None
+            wanted, mirrored = [], []
+            shape = (crop.size, crop.size, 3)
+            for row, image in enumerate(found.pop(crop.field)):
+                size = size_of(image.data)
+                if size is None or not 0 < size[0] * size[1] <= self._limits.pixels:
+                    return None
+                generator = _own.generator.of(_key_of(self._seed, epoch, int(numbers[row]), draws[row]))
+                region = crop.region(*size, generator)
+                if not region.is_in(*size) or images[row].shape != shape or images.dtype != np.uint8:
+                    return None
+                wanted.append(WantedRegion(image.data, size, region, images[row], is_sound=image.is_sound))
+                if crop.mirrors(generator):
+                    mirrored.append(row)
+            if not all(decode_regions(wanted)):
+                return None
+        for row in mirrored:
+            images[row] = images[row, :, ::-1].copy()
+        return dict(found)
 
     def decoded(self, number: int, record: Record, but: str | None = None) -> Record:
         """Return the images of a record, decoded, by field; all but one.
@@ -182,15 +221,25 @@ class SampleMaker:
             if isinstance(value, Image) and name != but
         }
 
+    def _reading(
+        self, source: Source, numbers: Sequence[int], take: Callable[[int], memoryview]
+    ) -> list[Callable[[], Record]]:
+        """Return for each sample a function that returns its record; they are read by one call where possible."""
+        together = getattr(source, "together", None)
+        if self._crop is not None and together is not None:
+            with suppress(DataError, OSError):  # read one by one, the sample that fails has a name
+                found = together(self._crop.field, np.array(numbers, np.int64), None, take)
+                if found is not None:
+                    return [partial(dict, zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
+        return [partial(source.record, number) for number in numbers]
+
     def _begun(self, number: int, epoch: int, draw: int, record: Record) -> tuple[RegionDecoding | None, Finish]:
         """Return the crop to decode, if there is one, and the function that returns the sample when it is decoded."""
         crop = self._crop
         if crop is None or not isinstance(record.get(crop.field), Image):
             return None, partial(self._transformed, number, epoch, draw, record)
         record |= self.decoded(number, record, but=crop.field)
-        key = _key_of(self._seed, epoch, number, draw)
-        new = None if self._ends_with_region else np.random.Generator(np.random.Philox(key=key))
-        generator = _own.generator.of(key) if new is None else new
+        generator = generator_for(self._seed, epoch, number, draw)
 
         def choose(height: int, width: int) -> Region:
             with self._of_transform(number, record):

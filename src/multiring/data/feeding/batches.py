@@ -24,6 +24,7 @@ Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...], Any], Array]
 _ALIGNMENT = 64
 _FILLS = "want a transform that fills missing values in, or leaves the field out of all samples"
+_CROPS = 32  # crops that are decoded by one call: the memory of their files stays in a cache
 _PIECE = 1 << 20  # bytes of a batch that are worth a task of their own if samples are not decoded
 
 
@@ -136,6 +137,8 @@ def fill(samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first
     meter = _Meter(samples)
     copied, made = 0.0, 0
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
+    if at_once is None and (at_once := _cropped_at_once(samples, layout, rows, first, wanted)) is not None:
+        made = len(wanted.numbers)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []
     begun = BegunSamples(samples, rows, first, wanted)
@@ -289,6 +292,29 @@ def _filled_at_once(
     except (DataError, OSError):
         return None  # reading the samples one by one shows which sample fails
     return found if found is None or found.keys() == set(layout.lists) else None
+
+
+def _cropped_at_once(
+    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: WantedSamples
+) -> dict[str, list[Any]] | None:
+    """Decode crops into all rows by few calls; the result is that of `_filled_at_once`."""
+    crops_rows, end = getattr(samples, "crops_rows", None), first + len(wanted.numbers)
+    if crops_rows is None or end == first:
+        return None
+    lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
+    for begin in range(first, end, _CROPS):
+        here = slice(begin, min(end, begin + _CROPS))
+        part = wanted.piece(here.start - first, here.stop - first)
+        draws = [part.draw(index) for index in range(len(part.numbers))]
+        try:
+            found = crops_rows(part.numbers, part.epoch, draws, {name: each[here] for name, each in rows.items()})
+        except (DataError, OSError):
+            return None
+        if found is None or found.keys() != lists.keys():
+            return None
+        for name, values in found.items():
+            lists[name] += values
+    return lists
 
 
 def _put(

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import Tails, read
 from multiring.data.readers.verified_blocks import Blocks
 
+_TEXTS = ("text", "json", "bytes")
+_NOTHING = np.empty(0, np.uint8)
 _CLOSE = 4096  # the most bytes beside the wanted fields of a sample that are read together with them
 
 
@@ -55,9 +58,7 @@ class PackedSource:
         self._is_fixed = all(each.kind == "number" or each.shape is not None for each in self.manifest.fields)
         self._fixed = {each.name for each in self.manifest.fields if each.kind == "number" or each.shape is not None}
         # Whether all other fields are text, JSON or bytes: images must be decoded before they go into a batch.
-        self._is_plain = all(
-            each.kind in {"text", "json", "bytes"} for each in self.manifest.fields if each.name not in self._fixed
-        )
+        self._is_plain = all(each.kind in _TEXTS for each in self.manifest.fields if each.name not in self._fixed)
         self._fields = list(zip(self.manifest.fields, columns, strict=False))
 
     def record(self, number: int) -> Record:
@@ -82,44 +83,56 @@ class PackedSource:
             found[field.name] = self._read(number, name, field, begin, size)
         return found
 
-    def record_in(self, number: int, image: str, take: Callable[[int], memoryview]) -> Record:
-        """Return the fields that a sample has, with the bytes of one image in memory that is reused.
+    def together(
+        self, image: str, numbers: Numbers, out: Mapping[str, Any] | None, take: Callable[[int], memoryview]
+    ) -> dict[str, Sequence[Any]] | None:
+        """Read samples by one call, and their images into memory that is reused.
 
-        The sample is read at once. A new piece of memory for each image costs more time than the copy into it.
+        New memory for each image costs more time than the copy into it.
 
         Args:
-            number: the sample's number.
-            image: the image's field. The other fields are as in `record`.
+            image: the field of the images.
+            numbers: the samples' numbers, (n,).
+            out: an array of n rows in C order for each field that is a number; None to return numbers, too.
             take: returns memory of so many bytes.
+
+        Returns:
+            The n values of each field without an array; None if the samples must be read one by one.
         """
-        shard, _ = self.numbering.place(number)
-        row = self._index[number].tolist()
-        stored = [
-            (each, row[at], row[at + 1]) for each, at in self._fields if each.kind != "number" and row[at + 1] > 0
-        ]
-        if not stored or not self._is_local or any(field.shape is not None for field, *_ in stored):
-            return self.record(number)
-        first, end = min(begin for _, begin, _ in stored), max(begin + size for _, begin, size in stored)
-        if end - first > sum(size for *_, size in stored) + _CLOSE:
-            return self.record(number)
-        name = self.shards[shard].name
-        for field, _, size in stored:
-            require_size(self._named(number, name, field), size, self._limits.record_bytes, "the limit of a record")
-        self._verify_row(number, shard, row)
-        memory = take(end - first)
-        self._storage.read_into(name, first, memory)
-        found: Record = {}
+        if not self._is_local or (out is not None and (out.keys() != self._fixed or not self._fits(out))):
+            return None
+        stored = [(field, column) for field, column in self._fields if field.kind != "number"]
+        if not stored or any(
+            field.kind not in _TEXTS and (field.name, field.kind) != (image, "image") for field, _ in stored
+        ):
+            return None
+        rows = self._index[numbers]
+        begins = np.stack([rows[:, column] for _, column in stored])
+        sizes = np.stack([rows[:, column + 1] for _, column in stored])
+        first, end = begins.min(0), (begins + sizes).max(0)
+        if sizes.min() < 0 or (end - first - sizes.sum(0)).max() > _CLOSE or sizes.max() > self._limits.record_bytes:
+            return None
+        self._verify(numbers)
+        places = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(end - first, out=places[1:])
+        memory = take(int(places[-1]))
+        spans = Tails(np.frombuffer(memory, np.uint8), places)
+        storage: Any = self._storage
+        storage.read_rows(self._names, self.numbering.shards_of(numbers), first, _NOTHING, spans)
+        found: dict[str, Sequence[Any]] = {}
         for field, column in self._fields:
-            if field.kind == "number":
-                found[field.name] = _number(field, row[column])
-            elif (size := row[column + 1]) >= 0:
-                begin = row[column] - first
-                data = memory[begin : begin + size] if size else memory[:0]
-                is_kept = field.name == image and field.kind == "image"
+            if field.kind == "number" and out is not None:
+                out[field.name][...] = rows[:, column]
+            elif field.kind == "number":
+                found[field.name] = [_number(field, value) for value in rows[:, column].tolist()]
+            else:
+                at = (rows[:, column] - first + places[:-1]).tolist()
+                ends = map(add, at, rows[:, column + 1].tolist())
+                data = [memory[begin:end] for begin, end in zip(at, ends, strict=True)]
                 found[field.name] = (
-                    Image(data, self._are_images_sound)
-                    if is_kept
-                    else self._value(self._named(number, name, field), field, bytes(data))
+                    [Image(each, self._are_images_sound) for each in data]
+                    if field.kind == "image"
+                    else self._values(numbers, field, [bytes(each) for each in data])
                 )
         return found
 
