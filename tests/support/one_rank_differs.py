@@ -28,6 +28,7 @@ class Array:
     key: str
     dtype: str
     shape: tuple[int, ...]
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def numpy_call(call: Call) -> Any:
 def torch_call(call: Call) -> Any:
     """Make the call with torch's tensors."""
     torch, mt = importlib.import_module("torch"), importlib.import_module("multiring.torch")
-    tensors, named = [torch.ones(each.shape, dtype=getattr(torch, each.dtype)) for each in call.arrays], call.name
+    dense, named = [torch.ones(each.shape, dtype=getattr(torch, each.dtype)) for each in call.arrays], call.name
+    tensors = [own.to_sparse() if each.is_sparse else own for own, each in zip(dense, call.arrays, strict=True)]
     if call.kind == "broadcast":
         return mt.broadcast(tensors[0], call.root, name=named)
     options: dict[str, Any] = {} if call.kind in {"allgather", "alltoall"} else {"op": call.op}
@@ -112,8 +114,14 @@ def call_of(dice: random.Random, framework: str, number: int, ranks: int) -> Cal
     groups = {"allreduce", "allgather", "reducescatter"} | ({"broadcast", "alltoall"} if framework == "jax" else set())
     is_group = kind in groups and dice.random() < 0.6
     count = dice.randrange(1, 5) if is_group else 1
+    share_of_sparse = 0.2 if framework == "torch" and kind == "allreduce" else 0.0
     arrays = tuple(
-        Array(f"k{place}", dice.choice(TYPES), (ranks * dice.randrange(1, 3), *dice.choice(((), (2,), (2, 3)))))
+        Array(
+            f"k{place}",
+            dice.choice(TYPES),
+            (ranks * dice.randrange(1, 3), *dice.choice(((), (2,), (2, 3)))),
+            dice.random() < share_of_sparse,
+        )
         for place in range(count)
     )
     name = dice.choice((None, f"call{number}"))
@@ -145,6 +153,8 @@ def _with_another_array(call: Call, dice: random.Random, framework: str, ranks: 
 
     yield "dtype", changed(dtype=dice.choice([each for each in TYPES if each != own.dtype]))
     yield "more dimensions", changed(shape=(*own.shape, 2))
+    if framework == "torch" and call.kind == "allreduce":
+        yield "sparse", changed(is_sparse=not own.is_sparse)
     if len(own.shape) > 1:
         yield "last dimension", changed(shape=(*own.shape[:-1], own.shape[-1] + 1))
     if call.kind not in {"allgather", "alltoall"} or framework == "jax":  # elsewhere the rows may differ

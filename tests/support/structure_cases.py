@@ -70,7 +70,30 @@ def torch_cases(*, odd: bool) -> Cases:
     optimizer = kind([torch.nn.Parameter(one)], lr=0.1)
     path = Path(tempfile.gettempdir()) / "multiring-never-written"
     state, of_models = (mt.elastic.TorchState(**{name: value}) for value in (1, torch.nn.Linear(2, 2)))
+    table, some = torch.eye(3).to_sparse(), one.to_sparse() if odd else one
     return {
+        "sparse": ("rank 0: allreduce; rank 1: sparse allreduce", lambda: mt.allreduce(some, name="some")),
+        "sparse without a name": ("rank 0: allreduce; rank 1: sparse allreduce", lambda: mt.allreduce(some)),
+        "all sparse": (RIGHT, lambda: mt.allreduce(one.to_sparse(), name="some")),
+        "sparse in a group": (
+            "rank 0: grouped allreduce; rank 1: sparse allreduce",
+            lambda: mt.grouped_allreduce([some, one, one], name="group"),
+        ),
+        "sparse in a group without a name": (
+            "rank 0: grouped allreduce; rank 1: allreduce",
+            lambda: mt.grouped_allreduce([one, some]),
+        ),
+        "another one of a group is sparse": (
+            "rank 0: sparse allreduce; rank 1: allreduce",
+            lambda: mt.grouped_allreduce([one, table] if odd else [table, one], name="group"),
+        ),
+        "more sparse ones in a group": (
+            "rank 0: 1 of 2; rank 1: 1 of 3",
+            lambda: mt.grouped_allreduce([table] * (2 + odd), name="group"),
+        ),
+        "a group of sparse ones": (RIGHT, lambda: mt.grouped_allreduce([table] * 3, name="group")),
+        "sparse dimensions": ("rank 0: 2; rank 1: 1", lambda: mt.allreduce(torch.eye(3).to_sparse(1 if odd else 2))),
+        "sparse types": ("rank 0: float32; rank 1: float64", lambda: mt.allreduce(table.double() if odd else table)),
         "grouped_allreduce": ("rank 1: 1", lambda: mt.grouped_allreduce(typed, name="group")),
         "grouped_allgather": ("rank 1: 1 of 3", lambda: mt.grouped_allgather(three, name="group")),
         "grouped_reducescatter": ("rank 1: 1 of 3", lambda: mt.grouped_reducescatter(three)),

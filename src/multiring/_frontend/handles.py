@@ -21,17 +21,23 @@ class Unnamed(NamedTuple):
 
     number: counts unnamed operations; the same on all ranks.
     ending: distinguishes several operations with the same number.
+    more: further terms on which the ranks must agree.
     """
 
     number: str
     ending: str
+    more: Signature = ()
 
 
 class Prefixed(NamedTuple):
-    """The name of an operation that has a prefix of its own in place of the operation's name."""
+    """The name of an operation that has a prefix of its own in place of the operation's name.
+
+    more: further terms on which the ranks must agree.
+    """
 
     prefix: str
     name: str
+    more: Signature = ()
 
 
 CallName = str | Unnamed | Prefixed
@@ -248,6 +254,8 @@ def submit(
     # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
     if name is None:
         name = Unnamed(members.next_number(), "")
+    if not isinstance(name, str) and name.more:
+        signature = (*signature, *name.more)
     full_name = full_name_of(name, operation)
     what = f"{operation}.{full_name}" if isinstance(name, Unnamed) else full_name
     if not is_reserved:

@@ -13,6 +13,7 @@ OPERATION = "operation"
 DATA_TYPE = "data type"
 SHAPE = "shape"
 WHOLE_SHAPE = "shape of the whole"  # the dense shape of a sparse tensor
+SPARSE_DIMENSIONS = "sparse dimensions"  # how many dimensions of a sparse tensor its indices have
 REDUCTION = "reduction operation"
 SCALES = "prescale and postscale factors"
 WIRE = "wire type"

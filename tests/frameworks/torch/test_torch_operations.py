@@ -1,5 +1,6 @@
 """Operations of multiring.torch beyond the cells: handles, names, groups, objects."""
 
+import math
 import runpy
 from collections.abc import Callable
 from typing import Any
@@ -211,6 +212,23 @@ def add_sparse(here: Here) -> None:
             torch.sparse_coo_tensor(torch.tensor([[0]]), [1.0], (4 + here.rank,), check_invariants=True), None, mt.Sum
         )()
     assert mt.allreduce(torch.ones(1)).item() == 1.0
+
+
+def test_sparse_tensors_of_every_form() -> None:
+    """Indices and values travel in one row each, at whose places in memory the values' type may not begin."""
+    run_ranks(add_sparse_forms, 2)
+
+
+def add_sparse_forms(here: Here) -> None:
+    enter()
+    for dtype in (torch.float32, torch.complex128, torch.int16):
+        for shape, dimensions in (((4,), 1), ((3, 2), 1), ((3, 2), 2), ((2, 3, 2), 2), ((3, 0), 1), ((5, 1), 2)):
+            ones = torch.arange(1, 1 + math.prod(shape)).reshape(shape).to(dtype)
+            entries, nothing = (each.to_sparse(dimensions) for each in (ones * (here.rank + 1), ones * 0))
+            for sent, total in ((entries, 3), (nothing if here.rank else entries, 1)):
+                found = mt.allreduce(sent, op=mt.Sum)
+                assert (found.dtype, found.sparse_dim(), found.shape) == (dtype, dimensions, ones.shape)
+                assert torch.equal(found.to_dense(), ones * total), (dtype, shape, dimensions, found)
 
 
 def test_objects() -> None:

@@ -1,12 +1,14 @@
 """Process sets: static sets, dynamic sets, and operations in them."""
 
+import time
+
 import pytest
 import torch
 from tests.support.plain import enter
 from tests.support.ranks import Here, run_ranks
 
 import multiring.torch as mt
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, StallError
 
 
 def test_static_sets() -> None:
@@ -74,6 +76,28 @@ def use_pair(here: Here, pair: mt.ProcessSet) -> None:
         with pytest.raises(ArgumentError, match=rf"root_rank={root}: want one of the set's ranks, \[0, 2\]"):
             mt.broadcast_(value, root, process_set=pair)
     mt.barrier(process_set=pair)
+
+
+def test_calls_of_one_name_in_different_sets() -> None:
+    """The sets have no operation in common on which the ranks could compare the calls: the stall names both sets."""
+    texts = run_ranks(call_in_different_sets, 3, stall_warn_s=3.0)
+    for text in texts[:2]:
+        assert "rank 0 is at test_torch_process_sets.py:" in text, text
+        assert "waits for operation 'allreduce.loss', among ranks 0, 1; rank 1 is at" in text, text
+        assert "and waits for operation 'allreduce.loss', among ranks 0 to 2: a circle" in text, text
+        assert "(rank 0: the set of ranks 0, 1; rank 1: the set of ranks 0 to 2)" in text, text
+        assert "pass the same set on every rank" in text, text
+    assert "'allreduce.loss'" in texts[2]  # nothing came from rank 0
+
+
+def call_in_different_sets(here: Here) -> str:
+    pair = mt.ProcessSet([0, 1])
+    enter(process_sets=[pair])
+    mt.barrier()
+    with pytest.raises(StallError) as raised:
+        mt.allreduce(torch.ones(1), name="loss", process_set=mt.global_process_set if here.rank else pair)
+    time.sleep(1)  # the others may need a moment longer
+    return str(raised.value)
 
 
 def test_dynamic_sets() -> None:

@@ -54,6 +54,7 @@ class Hop(NamedTuple):
     rank: int
     where: str  # a description of where the rank's program waits, and for which operation
     key: Key  # the key of the operation
+    among: str  # the ranks that take part in the operation; "" for a message between two
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class StandoffQuestion:
     def read(cls, payload: bytes) -> "StandoffQuestion":
         """Decode a question of another rank."""
         serial, path, is_certain = json.loads(payload)
-        return cls(serial, tuple(Hop(rank, where, tuple(key)) for rank, where, key in path), is_certain)
+        return cls(serial, tuple(Hop(rank, where, tuple(key), among) for rank, where, key, among in path), is_certain)
 
 
 class Standoffs:
@@ -224,7 +225,7 @@ class Standoffs:
         if own is None:
             return
         told = "; ".join(f"rank {each.rank} is {each.where}" for each in circle.path)
-        text = f"{told}: a circle, in which each rank waits in a call that the next rank has not made"
+        text = f"{told}: a circle, in which each rank waits in a call that the next rank has not made{_sets_of(circle)}"
         if own.waiter not in self._told:
             self._told.add(own.waiter)
             quiet_s = own.waiter.stalled_on()[1]
@@ -242,7 +243,7 @@ class Standoffs:
             own.waiter.give_up(following.rank)
 
     def _hop(self, blocked: Blocked, key: Key) -> Hop:
-        return Hop(self._rank, blocked.where, key)
+        return Hop(self._rank, blocked.where, key, blocked.among)
 
     def _has_come(self, key: Key) -> bool:
         kind, group, which = key
@@ -259,6 +260,26 @@ class Standoffs:
             self._control.send(rank, _ADDRESS, tag, question.packed())
         except StateError:  # the rank accepts no control messages at the moment, or this rank is leaving
             return
+
+
+def _sets_of(circle: StandoffQuestion) -> str:
+    """Return a remark on the sets of ranks of the calls, if these differ.
+
+    The ranks of different sets do not compare their calls, so a process set that was mistaken shows here first.
+    """
+    by_set: dict[str, list[int]] = {}
+    for each in circle.path:
+        by_set.setdefault(each.among, []).append(each.rank)
+    if len(by_set) < 2 or "" in by_set:
+        return ""
+    told = "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}: the set of {among}"
+        for among, ranks in sorted(by_set.items(), key=lambda item: item[1])
+    )
+    return (
+        f". The calls are of different process sets or groups ({told}): if they are one call, pass the same set on "
+        "every rank; if not, make them in the same order on every rank"
+    )
 
 
 def _blocked_on(blocked: list[Blocked], key: Key) -> Blocked | None:

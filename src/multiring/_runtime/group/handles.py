@@ -90,6 +90,11 @@ class Waiter:
         """The identity of the operation; None if it is not known yet."""
         return None
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The world ranks that take part in the collective; none for a message, or if they are not known."""
+        return ()
+
     def give_up(self, silent: int) -> None:
         """Fail the operation on all ranks with a StallError about world rank `silent`."""
         raise NotImplementedError
@@ -259,6 +264,11 @@ class OperationHandle(Waiter):
     def key(self) -> Key:
         """The identity of the operation, the same on all ranks."""
         return "operation", self._line, self.operation.sequence // STEPS
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The world ranks that take part in the collective."""
+        return self._ranks
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the world ranks to wait for, and the seconds without progress."""

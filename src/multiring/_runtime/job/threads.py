@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,7 @@ from multiring._runtime.group.handles import ChainedHandle, Waiter
 
 _LINES = 3  # the number of innermost lines of a stack that are shown
 _MOST_CHARACTERS = 2000
+_RUNS = 8  # the number of runs of ranks that are shown
 _OWN_CODE = str(Path(__file__).parents[2])
 # Lines of libraries are shown only if the stack has no lines of the program.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -101,6 +102,11 @@ class Blocked(NamedTuple):
     def where(self) -> str:
         """A description of the program's line and the operation that it waits for."""
         return described(self.frame, self.title)
+
+    @property
+    def among(self) -> str:
+        """The ranks that take part in the operation; "" if it is a message between two."""
+        return among_text(self.waiter.members)
 
 
 class ThreadStates(NamedTuple):
@@ -280,8 +286,22 @@ def described(frame: FrameType | None, title: str = "") -> str:
     ]
     waiters = waiters_in(frame)
     found = waiters[-1].title if waiters else title  # the outermost handle is the one that the program started
-    waits = f", and waits for {found}" if found else ""
+    among = among_text(waiters[-1].members) if waiters else ""
+    waits = f", and waits for {found}{among and f', among {among}'}" if found else ""
     return f"at {', called at '.join(shown)[:_MOST_CHARACTERS] or 'no line of Python'}{waits}"
+
+
+def among_text(ranks: Sequence[int]) -> str:
+    """Return ranks as a short text, such as "ranks 0 to 7, 9"; "" for none."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        is_next = bool(runs) and rank == runs[-1][1] + 1
+        runs[-1:] = [(runs[-1][0], rank)] if is_next else [*runs[-1:], (rank, rank)]
+    told = [
+        str(last) if first == last else f"{first}{', ' if last == first + 1 else ' to '}{last}" for first, last in runs
+    ]
+    more = f" and {sum(last - first + 1 for first, last in runs[_RUNS:])} more" if len(runs) > _RUNS else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(told[:_RUNS])}{more}" if told else ""
 
 
 def _is_servant(frame: FrameType) -> bool:

@@ -21,6 +21,7 @@ class Keeper(Protocol):
     """The set of named operations to which a handle belongs."""
 
     id: int  # the set's id, the same on all ranks
+    ranks: tuple[int, ...]  # the world ranks of the set
     generation: GenerationEnd  # of the set's operations
 
     def settle(self, handle: "NamedHandle", posted: Handle, error: MismatchError) -> None:
@@ -75,6 +76,11 @@ class NamedHandle(Waiter):
         The key is None once the operation is posted.
         """
         return ("name", self._keeper.id, self.name) if self.posted is None else None
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The world ranks of the set."""
+        return self._keeper.ranks
 
     def give_up(self, silent: int) -> None:
         """Fail the operation on all ranks with a StallError about world rank `silent`."""

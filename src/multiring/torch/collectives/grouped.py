@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, PartsOfGroup, Pending, Several, Submitted, handle_of, parts_of, submit
+from multiring._frontend.handles import (
+    Name,
+    Named,
+    PartsOfGroup,
+    Pending,
+    Prefixed,
+    Several,
+    Submitted,
+    handle_of,
+    parts_of,
+    submit,
+)
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Adasum, Combination, combination, name_of
 from multiring._frontend.signatures import (
@@ -216,14 +227,7 @@ def _submit_on_host(
     if _are_plain_and_alike(tensors):
         return _submit_copied(group, in_place=in_place)
     if any(map(is_sparse, tensors)):
-        parts = parts_of(members, name, len(tensors))
-        return Several(
-            [
-                submit_alone(members, tensor, part, how, in_place=in_place)
-                for tensor, (part, _) in zip(tensors, parts, strict=True)
-            ],
-            tuple,
-        )
+        return _submit_each(members, tensors, name, how, in_place=in_place)
     for tensor in tensors:
         require_plain(tensor)
     by_type: dict[torch.dtype, list[int]] = {}
@@ -246,6 +250,22 @@ def _submit_on_host(
         return tuple(by_place[place] for place in range(len(tensors)))
 
     return Several(started, finish, PartsOfGroup(members, parts[0][0], GROUPED_ALLREDUCE, len(by_type)))
+
+
+def _submit_each(
+    members: Members, tensors: Sequence[Tensor], name: Name, how: Combination, *, in_place: bool
+) -> Several:
+    """Start an operation for each tensor, because some are sparse. The first one meets a group without these."""
+    parts = [_in_group(part, more) for part, more in parts_of(members, name, len(tensors))]
+    started = [
+        submit_alone(members, tensor, part, how, in_place=in_place) for tensor, part in zip(tensors, parts, strict=True)
+    ]
+    return Several(started, tuple, PartsOfGroup(members, parts[0], GROUPED_ALLREDUCE, len(parts)))
+
+
+def _in_group(name: Named, more: Signature) -> Named:
+    """Return the name of a single operation that is a part of a group, with its terms."""
+    return Prefixed(GROUPED_ALLREDUCE, name, more) if isinstance(name, str) else name._replace(more=more)
 
 
 def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
