@@ -259,6 +259,22 @@ def test_objects_are_kept() -> None:
     assert job.run(check) == [(20, [0], 20, [0], 8, [0, 2])] * 2
 
 
+def test_a_sync_without_run_compares_the_parts_first() -> None:
+    """The broadcast would set the attributes of rank 0 on every rank, and leave those that only a rank has."""
+    job = Job(2)
+
+    def check(rank: int) -> tuple[Any, ...]:
+        state: Any = job.state(rank, **{"epoch" if rank else "batch": rank})
+        with pytest.raises(MismatchError, match="rank 0: attribute 'batch'; rank 1: attribute 'epoch'"):
+            state.sync()
+        alike: Any = job.state(rank, **({} if rank else {"batch": 1}))
+        with pytest.raises(MismatchError, match="rank 0: attribute 'batch'; rank 1: nothing more"):
+            alike.sync()
+        return hasattr(state, "epoch"), hasattr(state, "batch"), hasattr(alike, "batch")
+
+    assert job.run(check) == [(False, True, True), (True, False, False)]
+
+
 def test_a_commit_looks_for_hosts() -> None:
     state: Any = ObjectState(lambda value: value, lambda: 0, batch=1)
     state.batch = 2
@@ -314,6 +330,7 @@ def test_a_synchronisation_that_fails_leaves_the_commit_before(monkeypatch: pyte
     def lost(_: object) -> object:
         raise PeerLostError("rank 1 left the job")
 
+    monkeypatch.setattr(state, "_gather_object", lambda own: [own])
     monkeypatch.setattr(state, "_bcast_object", lost)  # at this point the values have been broadcast
     with pytest.raises(PeerLostError):
         state.sync()

@@ -56,6 +56,7 @@ def array_cases(*, odd: bool) -> Cases:
         "grouped_allgather": ("rank 1: 1 of 3", lambda: array_rows.grouped_allgather(three)),
         "grouped_reducescatter": ("rank 1: 1 of 3", lambda: array_rows.grouped_reducescatter(three)),
         "state": ("rank 1: attribute 'epoch'", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: attribute 'epoch'", state.sync),
     }
 
 
@@ -108,7 +109,9 @@ def torch_cases(*, odd: bool) -> Cases:
         "mean": ("rank 1: second", lambda: mt.mean({name: 1.0})),
         "save": ("parts second", lambda: mt.save(path, **{name: 1})),
         "state": ("rank 0: attribute 'first'", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 0: attribute 'first'", state.sync),
         "state of models": ("rank 1: attribute 'second'", lambda: of_models.must_sync(wanted=True)),
+        "sync of the state of models": ("rank 1: attribute 'second'", of_models.sync),
     }
 
 
@@ -142,6 +145,7 @@ def jax_cases(*, odd: bool) -> Cases:
         "rows of alltoall": ("rank 0: (6,); rank 1: (8,)", ended(mj.alltoall, rows)),
         "another collective": ("rank 1: reducescatter", ended(mj.reducescatter if odd else mj.allreduce, one)),
         "state": ("rank 1: attribute 'second'", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: attribute 'second'", state.sync),
     }
 
 
@@ -177,6 +181,7 @@ def tensorflow_cases(*, odd: bool) -> Cases:
         ),
         "DistributedGradientTape": ("rank 1: array 1 of 2 is second", gradients),
         "state": ("rank 1: attribute 'second'", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: attribute 'second'", state.sync),
     }
 
 
@@ -205,6 +210,7 @@ def keras_cases(*, odd: bool) -> Cases:
         "types": ("rank 1: typed, float16", lambda: mk.broadcast_variables(typed)),
         "DistributedOptimizer": ("rank 1: array 1 of 4 is sequential/b/kernel", trained),
         "state": ("rank 1: attribute 'second'", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: attribute 'second'", state.sync),
     }
 
 
@@ -220,6 +226,7 @@ def chainer_cases(*, odd: bool) -> Cases:
         "bcast_data": ("rank 1: /second/", lambda: communicator.bcast_data(model)),
         "multi_node_mean_grad": ("/second/", lambda: communicator.multi_node_mean_grad(model, zero_fill=True)),
         "state": ("rank 1: model/second/", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: model/second/", state.sync),
     }
 
 
@@ -235,6 +242,7 @@ def caffe_cases(*, odd: bool) -> Cases:
     state = elastic.CaffeState(solver)
     return {
         "state": ("rank 1: second.0", lambda: state.must_sync(wanted=True)),
+        "sync of the state": ("rank 1: second.0", state.sync),
         "distribute": ("rank 1: second.0", lambda: mc.distribute(solver)),
     }
 

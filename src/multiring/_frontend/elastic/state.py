@@ -78,6 +78,7 @@ class State:
         self._host_changes: Callable[[], int] | None = None
         self._commits = 0
         self._sync_root = 0
+        self._is_compared = False  # whether the ranks have compared the parts of their states for a `sync`
         self._own = OwnStates(self._own_parts, self._saved)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
@@ -174,7 +175,7 @@ class State:
             return wanted
         own = (wanted, self._commits, self._own.kept() if self._own else None, self._structure())
         told = self._gather_object(own)
-        refuse_difference(f"elastic.{type(self).__name__}", [structure for *_, structure in told])
+        self._refuse_difference([structure for *_, structure in told])
         decided = self._own.decide([kept for _, _, kept, _ in told], self._rank()) if self._own else None
         if decided is not None:
             self._sync_root, is_changed = decided
@@ -190,15 +191,43 @@ class State:
 
     def synchronize(self) -> None:
         """Call `sync`, and give each rank its own parts of the commit to which the ranks go back; see `must_sync`."""
-        if not self._own:
+        with self._as_compared():
+            if not self._own:
+                self.sync()
+                return
+            record = self._own.former_record()
+            if record is not None:
+                self._set_saved(record)
+                self.restore()
             self.sync()
-            return
-        record = self._own.former_record()
-        if record is not None:
-            self._set_saved(record)
-            self.restore()
-        self.sync()
         self._own.take_back(lambda: None, self._rank())
+
+    @contextlib.contextmanager
+    def _as_compared(self) -> Iterator[None]:
+        """Have every `sync` in the block take the ranks' states for compared."""
+        before, self._is_compared = self._is_compared, True
+        try:
+            yield
+        finally:
+            self._is_compared = before
+
+    def _refuse_difference(self, structures: Sequence[Sequence[str]]) -> None:
+        refuse_difference(f"elastic.{type(self).__name__}", structures)
+
+    @contextlib.contextmanager
+    def _comparing(self) -> Iterator[None]:
+        """Compare the parts of the ranks' states before the block, which is the body of a `sync`.
+
+        `elastic.run` has compared them in `must_sync`, and one `sync` may call another one. They compare only once.
+        Every rank calls it.
+
+        Raises:
+            MismatchError: on every rank: the ranks' states have different parts. Nothing has changed then.
+        """
+        if not self._is_compared and self._gather_object is not None:
+            self._refuse_difference(self._gather_object(self._structure()))
+        with self._as_compared():
+            yield
 
     def restore_all(self) -> None:
         """Call `restore`, and set this rank's own parts to those of its last commit."""
@@ -238,7 +267,10 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Set the state of every rank to that of rank `sync_root`, and save it."""
+        """Set the state of every rank to that of rank `sync_root`, and save it.
+
+        A subclass does so inside `self._comparing()`, so that no rank takes the values of a state with other parts.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -304,8 +336,14 @@ class ObjectState(State):
         self._set_attributes(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Set the attributes to the values of rank `sync_root`, and save them."""
-        if self._saved_state:
+        """Set the attributes to the values of rank `sync_root`, and save them.
+
+        Raises:
+            MismatchError: on every rank: the ranks' states have different attributes.
+        """
+        with self._comparing():
+            if not self._saved_state:
+                return
             own, gather = self._attributes(), self._gather_object
             self._set_attributes(gather(own)[self.sync_root] if gather and self.sync_root else self._bcast_object(own))
             self._saved_state = copy.deepcopy(self._attributes())

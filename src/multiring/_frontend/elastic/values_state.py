@@ -47,7 +47,10 @@ class ValuesState(ObjectState):
         """Set attributes and values of every rank to those of rank `sync_root`, and save them.
 
         If this fails, the last save remains.
+
+        Raises:
+            MismatchError: on every rank: the ranks' states have different attributes or values.
         """
-        with all_or_nothing(self):
+        with self._comparing(), all_or_nothing(self):
             self._values = self._share()
             super().sync()

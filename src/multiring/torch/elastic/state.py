@@ -286,8 +286,11 @@ class TorchState(ObjectState):
         """Replace all values on every rank by those of rank `sync_root`, and save them.
 
         If this fails, the values of the last save remain.
+
+        Raises:
+            MismatchError: on every rank: the ranks' states have different attributes.
         """
-        with all_or_nothing(self, *self._handlers.values()):
+        with self._comparing(), all_or_nothing(self, *self._handlers.values()):
             for handler in self._handlers.values():
                 handler.sync_root, handler.leaves_own_parts = self.sync_root, self._own.are_apart
                 handler.sync()
