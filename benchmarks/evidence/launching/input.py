@@ -14,6 +14,8 @@ import numpy as np
 from benchmarks.evidence.launching.ran import MULTIRING, PYTHON, lines_by_rank, ran, shell, shown
 from benchmarks.evidence.support.cases import Fault, Random
 
+from multiring._bench.install import folder_of
+
 JOINS = """
 import multiring, numpy
 group = multiring.init()
@@ -386,15 +388,14 @@ def ignored_options(random: Random, folder: Path) -> Iterator[Fault]:
 
 # ---- several hosts
 
-PEERS = Path.home() / ".cache" / "multiring" / "peers"
-
 
 def host_lines(random: Random, folder: Path) -> Iterator[Fault]:
     """Print lines in parts and of random lengths from ranks that mpiexec starts.
 
     Each line must arrive whole, with its rank's tag.
     """
-    found = next((path for path in PEERS.glob("mpich*/**/bin/mpiexec") if path.exists()), None)
+    peers = folder_of("mpich").parent
+    found = next((path for path in peers.glob("mpich*/**/bin/mpiexec") if path.exists()), None)
     if found is None:
         return
     ranks, count = int(random.integers(2, 4)), int(random.integers(20, 120))
