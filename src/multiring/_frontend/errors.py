@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring._runtime.group.handles import told_apart
-from multiring._runtime.named.signature_text import DEVICE, STRUCTURE, first_difference, paths_in
+from multiring._runtime.named.signature_text import DEVICE, STRUCTURE, first_difference, path_and_type, paths_in
 from multiring.errors import (
     CollectiveError,
     DisagreementError,
@@ -187,4 +187,4 @@ def _phrase_of(error: MultiringError) -> str:
 def _have_equal_paths(signatures: Mapping[int, Mapping[str, str]]) -> bool:
     """Return whether the structures have the same paths, so that they differ in types only."""
     found = [paths_in(each.get(STRUCTURE)) for each in signatures.values()]
-    return None not in found and len({tuple(path.rpartition(", ")[0] for path in each or ()) for each in found}) == 1
+    return None not in found and len({tuple(path_and_type(text)[0] for text in each or ()) for each in found}) == 1

@@ -26,6 +26,7 @@ from multiring._frontend.process_sets import (
 from multiring._frontend.reduce_ops import LINEAR, Average, Max, Min, Product, chosen_op, name_of
 from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring._runtime import Group
+from multiring._runtime.named.signature_text import path_text
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.jax.call import CustomCall, Ranks, sets
 from multiring.jax.devices import PLATFORMS, platform_here
@@ -220,7 +221,7 @@ def _flattened(tree: Any) -> tuple[list[Any], tuple[str, ...], Any]:
 
 def paths_of(names: Sequence[str], leaves: Sequence[Any]) -> tuple[str, ...]:
     """Return the names of a tree's arrays, with their types, for `CallSignature`."""
-    return tuple(f"{name}, {_dtype_of(leaf)}" for name, leaf in zip(names, leaves, strict=True))
+    return tuple(path_text(name, _dtype_of(leaf)) for name, leaf in zip(names, leaves, strict=True))
 
 
 def _called(call: CustomCall, leaves: Sequence[Any], shape: Any) -> Any:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from multiring._frontend.process_sets import ProcessSet, numbered_set
 from multiring._frontend.reduce_ops import Combination, Sum
 from multiring._frontend.requests.text import GROUP, CallSignature, call_text, name_of_call, wire_and_signature
+from multiring._runtime.named.signature_text import path_text
 from multiring.tensorflow.naming import Naming
 
 
@@ -64,7 +65,8 @@ def by_type(tensors: Sequence[Any], naming: Naming, run: Run, names: Sequence[st
     places: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.dtype, []).append(place)
-    paths = [f"{name}, {tensor.dtype.name}" for name, tensor in zip(names or places_of(tensors), tensors, strict=True)]
+    named = zip(names or places_of(tensors), tensors, strict=True)
+    paths = [path_text(name, tensor.dtype.name) for name, tensor in named]
     found: dict[int, Any] = {}
     signature = CallSignature(tuple(paths), is_in_turn=tf.executing_eagerly())
     name = name_of_call(GROUP, naming(tensors[0])) if tensors else ""

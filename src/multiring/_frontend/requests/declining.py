@@ -26,7 +26,7 @@ from multiring._frontend.signatures import (
     REDUCESCATTER,
 )
 from multiring._native import Request
-from multiring._runtime.named.signature_text import STRUCTURE, paths_in
+from multiring._runtime.named.signature_text import STRUCTURE, path_and_type, paths_in
 from multiring.errors import ArgumentError, DisagreementError, MultiringError
 
 BY_ROWS = {ALLGATHER, ALLTOALL, REDUCESCATTER}  # each array of such a call has its own operation
@@ -71,7 +71,7 @@ def endings_of(operation: str, paths: Sequence[str], *, is_in_turn: bool = False
         is_named: whether the call has a name. Each type of another call in turn has a number of its own.
     """
     found = []
-    types = Counter(path.rpartition(", ")[2] for path in paths) or {"": 1}
+    types = Counter(path_and_type(path)[1] for path in paths) or {"": 1}
     for number, arrays in enumerate(types.values(), 1):
         if is_in_turn and number > 1:
             break

@@ -63,6 +63,17 @@ def unsaid(term: str) -> str:
     return "cpu" if term == DEVICE else "none"
 
 
+def path_text(path: str, dtype: str) -> str:
+    """Return what a structure says of one array; `path_and_type` reads it."""
+    return f"{path}, {dtype}"
+
+
+def path_and_type(text: str) -> tuple[str, str]:
+    """Return the path and the type in a text of `path_text`. The path may contain commas, and the type does not."""
+    path, _, dtype = text.rpartition(", ")
+    return path, dtype
+
+
 @lru_cache(maxsize=1024)
 def structure_text(paths: tuple[str, ...]) -> str:
     """Return the value of the term STRUCTURE for a tree whose arrays have these paths, in the order of the call."""
