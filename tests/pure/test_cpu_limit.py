@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from multiring._launch.cpu_limit import cpu_limit
+from multiring._limits.cpu_limit import cpu_limit
+from multiring._limits.rank_cores import cores_of_rank
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,22 @@ def test_the_limit_is_read(tmp_path: Path, told: str, files: dict[str, str], lim
 def test_this_process_has_a_limit_or_none() -> None:
     limit = cpu_limit()
     assert limit is None or limit > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "every", "limit", "ranks", "cores"),
+    [
+        (8, 8, None, 2, 4.0),  # the ranks share the cores
+        (4, 8, None, 2, 4.0),  # the launcher has bound each rank to its own
+        (8, 8, 3.0, 2, 1.5),  # a container's limit, which all ranks share
+        (2, 8, 3.0, 1, 2.0),
+        (1, 1, None, 4, 0.25),
+    ],
+)
+def test_the_cores_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, own: int, every: int, limit: float | None, ranks: int, cores: float
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(own)))
+    monkeypatch.setattr("os.cpu_count", lambda: every)
+    monkeypatch.setattr("multiring._limits.rank_cores.cpu_limit", lambda: limit)
+    assert cores_of_rank(ranks) == cores

@@ -1,12 +1,10 @@
 """multiring data bench: feed a data set for some seconds, also on several ranks at once, and measure one worker."""
 
 import argparse
-import os
 from pathlib import Path
 
 from multiring._cli.output import counted, show
-from multiring._launch.cores import usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
+from multiring._limits.rank_cores import cores_of_rank
 from multiring._replacing import replace_file, require_replaceable, words_of
 from multiring._runtime import init, local_size, shutdown
 from multiring._simulator.measured_feeding import MeasuredFeeding, is_file_of_feeding
@@ -77,16 +75,8 @@ def _feeding(found: Rates, data: Dataset, workers: int) -> MeasuredFeeding:
     )
 
 
-def _cores() -> float:
-    """Return the number of cores that this rank can use."""
-    own, every, limit = len(usable_cpus()), os.cpu_count() or 1, cpu_limit()
-    # A rank that is bound to some cores does not share these cores.
-    shared = float(own) if own < every else own / local_size()
-    return shared if limit is None else min(shared, limit / local_size())
-
-
 def _show(found: Rates, feeding: MeasuredFeeding, batch: int, whose: str) -> None:
-    cores = _cores()
+    cores = cores_of_rank(local_size())
     expected = input_time(feeding.feeding(cores=cores), batch, 0.0, Topology(((0,),)))
     show(f"{whose}fed       {found.samples_per_s:12.1f} samples/s  {found.bytes_per_s / 1e6:10.1f} MB/s in batches")
     show(

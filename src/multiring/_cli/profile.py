@@ -17,9 +17,9 @@ from pathlib import Path
 from multiring._cli.output import counted, show
 from multiring._launch import JobOptions, run_local
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.profiled import PROFILE, REFUSAL, profiled_command
 from multiring._launch.script_copies import running_copies
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._replacing import replace_file, require_replaceable, words_of
 from multiring._settings import inherited_environment
 from multiring._simulator.script_profile import ScriptProfile, script_profile_of

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from multiring._diagnosis.readings import HostReading, RailReading
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.memory_limit import group_here, limit_bytes
 from multiring._limits.control_groups import group_folders, groups_told, text_of
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._runtime.bootstrap.addresses import boot_id
 from multiring._runtime.engines.cuda_driver import DRIVER
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version

@@ -26,11 +26,11 @@ from multiring._launch.commands import CommandError, check_command
 from multiring._launch.control_link import AGENT_BEGINS, CALL, ControlLink, StreamData, secret_of_start
 from multiring._launch.control_tcp import connect
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.host_job import HostJob, HostTask, StdinPipe
 from multiring._launch.job import JobOptions
 from multiring._launch.pickled_call import FILES, CallFiles, unnamed_file
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._runtime.bootstrap.addresses import host_id, own_address
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._settings import inherited_environment

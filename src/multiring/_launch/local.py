@@ -8,13 +8,13 @@ from typing import Protocol
 
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.growing_job import GrowingJob
 from multiring._launch.job import JobOptions
 from multiring._launch.local_job import LocalJob
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
 from multiring._launch.shrinking_job import ShrinkingJob
 from multiring._launch.standard_streams import open_closed_streams
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._settings import Settings, inherited_environment
 from multiring.errors import ArgumentError, MultiringError
 

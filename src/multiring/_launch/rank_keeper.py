@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from multiring._launch.cluster_ranks import ClusterRendezvous, rank_variables
 from multiring._launch.commands import environment_of_process
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.first_failure import Ended
 from multiring._launch.horovod import HorovodPosition, horovod_environment
 from multiring._launch.own_modules import module_command
 from multiring._launch.pickled_call import CallFiles, pickled_outcome, unnamed_file
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._limits.processes import refused
 from multiring._settings import environment_of, inherited_environment
 

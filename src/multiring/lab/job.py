@@ -16,12 +16,12 @@ from pathlib import Path
 
 from multiring._launch.commands import check_can_run, check_command, environment_of_process
 from multiring._launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.job import Job, log_files
 from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.leftovers import signal_group
 from multiring._launch.local import job_name
 from multiring._launch.mpiexec import version_of_mpiexec
+from multiring._limits.cpu_limit import cpu_limit
 from multiring._settings import Settings, inherited_environment
 from multiring.errors import LaunchError, MultiringError
 from multiring.lab.control_socket import (

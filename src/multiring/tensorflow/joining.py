@@ -4,7 +4,6 @@ The limit is this rank's share of the host's cores.
 """
 
 import logging
-import os
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +11,7 @@ from tensorflow.python.eager import core
 
 from multiring._frontend import lifecycle
 from multiring._frontend.requests.interrupts import fail_at_interrupts
+from multiring._limits.rank_cores import cores_of_rank
 from multiring._settings import foreign_environment
 
 _log = logging.getLogger("multiring")
@@ -30,7 +30,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ranks = lifecycle.local_size()
     if ranks == 1:
         return
-    share = max(1, len(os.sched_getaffinity(0)) // ranks)
+    share = max(1, int(cores_of_rank(ranks)))
     said = foreign_environment()
     threading = tf.config.threading
     try:

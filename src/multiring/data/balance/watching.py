@@ -1,11 +1,11 @@
 """Measure a training for its balance line, from the loader's workers and the runtime's events."""
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from multiring._limits.rank_cores import cores_of_rank
 from multiring._runtime import event_reader, is_initialized
 from multiring._runtime.tracing.wait_split import rows_of, split_of
 from multiring.data.balance.decision import Balance, TrainingCounts, balance_of
@@ -26,9 +26,7 @@ class BalanceWatch:
 
     def __init__(self, loader: Loader, host_ranks: int = 1, gather: Gather | None = None) -> None:
         self._loader, self._gather = loader, gather
-        own, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-        # A rank that is bound to some cores does not share these cores.
-        self._cores = float(own) if own < every else own / host_ranks
+        self._cores = cores_of_rank(host_ranks)
         self._events = event_reader() if is_initialized() else None
         self._totals: dict[str, float] = defaultdict(float)
         self._began: dict[str, float] | None = self._now()
