@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from multiring._launch.keeper_address import KeeperPlace, meet
+from multiring._launch.keeper_address import KeeperPlace, KeptJob, bound, meet, receive, send
+from multiring._launch.kept_launcher import _adopted, _started
 from multiring.errors import LaunchError
 
 DEADLINE_S = 90.0  # a busy machine
@@ -71,7 +72,7 @@ class Folder:
     """A folder in which launchers of one command run."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._mark = path, secrets.token_hex(8)
+        self.path, self.mark = path, secrets.token_hex(8)
         self._launchers: list[subprocess.Popen[str]] = []
         path.mkdir(exist_ok=True)
         (path / "train.sh").write_text(PROGRAM)
@@ -92,7 +93,7 @@ class Folder:
             subprocess.Popen(
                 [*command, *words, "--", *program],
                 cwd=self.path,
-                env={**os.environ, "TEST_MARK": self._mark},
+                env={**os.environ, "TEST_MARK": self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -127,7 +128,7 @@ class Folder:
         found = {}
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdecimal() and f"TEST_MARK={self._mark}".encode() in (entry / "environ").read_bytes():
+                if entry.name.isdecimal() and f"TEST_MARK={self.mark}".encode() in (entry / "environ").read_bytes():
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
@@ -261,6 +262,64 @@ def test_a_launcher_that_is_killed_before_it_has_the_exit_code_leaves_it_to_the_
     assert "this launcher has adopted the job, which has ended" in err
     assert "the same command in this folder gets the code" in told(first)[2]
     wait_until(lambda: not folder.left())
+
+
+def test_the_keeper_has_the_exit_code_until_the_launcher_has_ended(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that was killed after it had the code would be started again, and run the job anew.
+
+    This process is the launcher here, so that it can be at any point of its end.
+    """
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setenv("TEST_MARK", folder.mark)
+    words = ["run", "--survive-launcher", PATIENCE, "-n", "1", "--", "sh", "-c", "echo ran >>runs; exit 3"]
+    place = KeeperPlace.of(words)
+    listener = bound(place)
+    assert listener is not None
+    with listener:
+        link, keeper = _started(listener, words, float(PATIENCE), "multiring._cli.run_kept")
+    with link:
+        link.settimeout(DEADLINE_S)
+        assert receive(link)[0] == {"code": 3}
+        send(link, taken=True)
+        # The keeper has read that before it answers this guest, which comes later.
+        with pytest.raises(LaunchError, match=f"process {os.getpid()} is its launcher"):
+            _adopted(*found(place))
+        assert keeper.poll() is None
+    keeper.wait(DEADLINE_S)
+    free = bound(place)
+    assert free is not None
+    free.close()
+    assert (folder.path / "runs").read_text().split() == ["ran"]
+
+
+def test_a_launcher_tells_that_it_has_the_exit_code_and_waits_for_nobody(folder: Folder) -> None:
+    """The keeper here stays until it is told to end."""
+    (folder.path / "keeping.py").write_text(
+        "import json, socket, sys, time\nfrom pathlib import Path\n"
+        "link = socket.socket(fileno=int(sys.argv[2]))\n"
+        "link.send(json.dumps({'code': 7}).encode())\n"
+        "told = [link.recv(1000), link.recv(1000)]\n"
+        "Path('told.new').write_text(repr(told))\nPath('told.new').rename('told')\n"
+        "while not Path('stop').exists():\n    time.sleep(0.02)\n"
+    )
+    program = "from multiring._launch.kept_launcher import run_kept; run_kept(['any'], 60.0, 'keeping')"
+    environment = {**os.environ, "PYTHONPATH": f"{folder.path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, cwd=folder.path, env=environment, timeout=DEADLINE_S
+    )
+    assert done.returncode == 7
+    wait_until((folder.path / "told").exists)
+    assert (folder.path / "told").read_text() == """[b'{"taken": true}', b'']"""
+    folder.stop()
+
+
+def found(place: KeeperPlace) -> tuple[socket.socket, KeptJob]:
+    """Meet the keeper at a place."""
+    met = meet(place.address)
+    assert met is not None
+    return met
 
 
 def test_a_signal_after_the_end_ends_a_launcher_whose_output_nobody_reads(folder: Folder) -> None:

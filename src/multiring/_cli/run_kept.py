@@ -7,6 +7,7 @@ of open sockets, and WORDS are the command behind `multiring`.
 import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from multiring._cli import main as multiring
 from multiring._launch.job_keeper import JobKeeper
@@ -17,8 +18,8 @@ from multiring.errors import ArgumentError
 _LONGEST_S = 86_400.0
 
 
-def run_surviving(words: Sequence[str], survive_s: float) -> int:
-    """Run or adopt the job of a command that may lose its launcher for `survive_s` seconds; return its exit code.
+def run_surviving(words: Sequence[str], survive_s: float) -> NoReturn:
+    """Run or adopt the job of a command that may lose its launcher for `survive_s` seconds; end with its exit code.
 
     Raises:
         ArgumentError: the time is not between 1 s and a day.
@@ -26,7 +27,7 @@ def run_surviving(words: Sequence[str], survive_s: float) -> int:
     """
     if not 1 <= survive_s <= _LONGEST_S:  # the comparison also rejects NaN
         raise ArgumentError(f"--survive-launcher {survive_s:g}: want seconds, 1 to {_LONGEST_S:.0f}, a day")
-    return run_kept(words, survive_s, __name__)
+    run_kept(words, survive_s, __name__)
 
 
 def keep(arguments: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ class JobKeeper:
         self._write_until = 0.0  # when the last output is given up, once the job has ended
         self._was_asked = False  # the launcher was asked to end
         self._drops_output = False  # it was asked again, or after the job: it does not wait for a reader
-        self._is_told = self._is_taken = False  # the exit code was sent to the launcher, which has it
+        self._is_told = self._is_taken = False  # the exit code was sent to the launcher, which ends with it now
         self._ends = ""  # why the job takes no launcher any more
 
     def run(self, job: Callable[[], int]) -> None:
@@ -64,12 +64,15 @@ class JobKeeper:
         with contextlib.ExitStack() as stack:
             self._signals = stack.enter_context(StopSignals())
             self._listener.setblocking(False)
+            if self._link is not None:
+                self._link.setblocking(False)
             self._say(
                 f"the job survives its launcher (pid {self._launcher}) by {self._patience_s:g} s: the same command in "
                 f"this folder adopts it. Process {os.getpid()} keeps it"
             )
             while not self._is_done():
                 self._turn()
+            self._listener.close()  # the same command may start the next job
 
     # -- the job's process
 
@@ -129,8 +132,11 @@ class JobKeeper:
     # -- the loop
 
     def _is_done(self) -> bool:
-        if self._code is None or self._is_taken:
-            return self._is_taken
+        if self._code is None:
+            return False
+        if self._is_taken:
+            # A launcher that is killed before it ends with the code would be started again, and needs the code then.
+            return self._link is None
         is_written = all(output.is_written for output in self._outputs)
         if self._link is not None:
             # A launcher waits for a slow reader as long as without a keeper: until a signal comes.
@@ -203,27 +209,28 @@ class JobKeeper:
     # -- launchers
 
     def _hear_launcher(self) -> None:
-        if self._link is None:
-            return
-        try:
-            message, _ = receive(self._link)
-        except BlockingIOError:
-            return
-        if message is None:
-            self._lose_launcher()
-        elif isinstance(number := message.get("signal"), int):
-            if number not in PASSED_ON:
-                self._drops_output |= self._was_asked or self._code is not None
-                self._was_asked = True
-            self._signal(number)
-        elif "taken" in message:
-            self._is_taken = True
+        while self._link is not None:
+            try:
+                message, _ = receive(self._link)
+            except BlockingIOError:
+                return
+            if message is None:
+                self._lose_launcher()
+            elif isinstance(number := message.get("signal"), int):
+                if number not in PASSED_ON:
+                    self._drops_output |= self._was_asked or self._code is not None
+                    self._was_asked = True
+                self._signal(number)
+            elif "taken" in message:
+                self._is_taken = True
 
     def _lose_launcher(self) -> None:
         if self._link is not None:
             self._link.close()
         lost, self._link, self._launcher, self._lost_s = self._launcher, None, None, time.monotonic()
         self._is_told = self._was_asked = self._drops_output = False
+        if self._is_taken:
+            return
         if self._code is not None:
             self._say(
                 f"the launcher (pid {lost}) was lost before it had the job's exit code, {self._code}: for "
@@ -239,6 +246,11 @@ class JobKeeper:
         try:
             guest, _ = self._listener.accept()
         except OSError:
+            return
+        # A launcher that has ended has closed its connection before anybody could start the next one.
+        self._hear_launcher()
+        if self._is_taken and self._link is None:
+            guest.close()
             return
         if owner_of(guest)[1] != os.getuid() or len(self._guests) >= _MOST_GUESTS:
             guest.close()

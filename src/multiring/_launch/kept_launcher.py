@@ -1,7 +1,11 @@
 """The launcher of a job that outlives it: `multiring run --survive-launcher S`.
 
 It starts a keeper, which runs the job, or adopts the job of a keeper whose launcher was lost. Then it passes on
-signals, and returns the job's exit code. The job's output is written by the keeper, to this process's standard streams.
+signals, and ends with the job's exit code. The job's output is written by the keeper, to this process's standard
+streams.
+
+The keeper has the exit code until this process has ended: whoever started a launcher that was killed gets the code from
+the next one. This process therefore tells the keeper that it ends in its last but one system call.
 """
 
 import contextlib
@@ -9,8 +13,10 @@ import os
 import selectors
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from multiring._launch.keeper_address import KeeperPlace, KeptJob, bound, command_told, meet, receive, send
 from multiring._launch.own_modules import module_command
@@ -21,11 +27,13 @@ from multiring.errors import LaunchError
 
 _ATTEMPTS = 50
 _AGAIN_S = 0.2
-_END_S = 5.0  # how long a keeper may take to end once it has told the exit code
+_END_S = 5.0  # how long a keeper that was killed may take to be gone
 
 
-def run_kept(words: Sequence[str], survive_s: float, keeper: str) -> int:
-    """Run a job that outlives this process by `survive_s` seconds, or adopt it, and return its exit code.
+def run_kept(words: Sequence[str], survive_s: float, keeper: str) -> NoReturn:
+    """Run a job that outlives this process by `survive_s` seconds, or adopt it, and end with its exit code.
+
+    The process ends without the interpreter's exit functions.
 
     Args:
         words: the command, behind `multiring`. The same words in the same folder adopt the job.
@@ -45,10 +53,10 @@ def run_kept(words: Sequence[str], survive_s: float, keeper: str) -> int:
                 with listener:
                     _refuse_others(place, words)
                     link, process = _started(listener, words, survive_s, keeper)
-                return _served(link, process, signals)
+                _serve(link, process, signals)
             met = meet(place.address)
             if met is not None:
-                return _served(_adopted(*met), None, signals)
+                _serve(_adopted(*met), None, signals)
             time.sleep(_AGAIN_S)  # a keeper that ends
     raise LaunchError("the keeper of this command's job in this folder neither answers nor ends; try again")
 
@@ -109,12 +117,11 @@ def _adopted(link: socket.socket, job: KeptJob) -> socket.socket:
     return link
 
 
-def _served(link: socket.socket, process: "subprocess.Popen[bytes] | None", signals: StopSignals) -> int:
-    """Pass on signals until the keeper tells the exit code of the job, and return the code."""
-    code: int | None = None
+def _serve(link: socket.socket, process: "subprocess.Popen[bytes] | None", signals: StopSignals) -> NoReturn:
+    """Pass on signals until the keeper tells the exit code of the job, and end with the code."""
     with link:
         link.setblocking(False)
-        while code is None:
+        while True:
             with selectors.PollSelector() as poll:
                 poll.register(link, selectors.EVENT_READ)
                 poll.register(signals.descriptor, selectors.EVENT_READ)
@@ -129,11 +136,16 @@ def _served(link: socket.socket, process: "subprocess.Popen[bytes] | None", sign
             if message is None:
                 break
             if isinstance(told := message.get("code"), int):
-                code = told
-                send(link, taken=True)
+                _end(link, told)
     if process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-    if code is None:
-        raise LaunchError("the process that keeps the job was killed, and the job with it")
-    return code
+    raise LaunchError("the process that keeps the job was killed, and the job with it")
+
+
+def _end(link: socket.socket, code: int) -> NoReturn:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream that was closed is None, or refuses
+        sys.stdout.flush()
+        sys.stderr.flush()
+    send(link, taken=True)
+    os._exit(code)
