@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
+from multiring._cli.number_option import require_numbers
 from multiring._cli.output import READER_GONE, ReaderGoneError
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._version import VERSION
@@ -56,7 +57,13 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Parser(argparse.ArgumentParser):
-    """Accepts options in full only; for example, -m does not match -machinefile."""
+    """Accepts options in full only; for example, -m does not match -machinefile. Checks the numbers that it gets."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and raise ArgumentError for a number out of its option's bounds; a command's parser gets here, too."""
+        found, unknown = super().parse_known_args(args, namespace)
+        require_numbers(self, found)
+        return found, unknown
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes. An
@@ -96,21 +103,32 @@ def main(argv: Sequence[str] | None = None, *, is_kept: bool = False) -> int:
 
 
 def _run(argv: Sequence[str] | None, *, is_kept: bool) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parsed(words)
+    arguments.started_by = None if is_kept else list(words)  # what starts the same job again
+    code: int = COMMANDS[arguments.command].run(arguments)
+    return code
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command line, whose numbers are within the bounds of their options.
+
+    Raises:
+        SystemExit: with 2, after a message: a word is unknown, missing or of the wrong kind.
+        ArgumentError: a number is out of bounds.
+    """
     parser = _Parser(
         prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"multiring {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    words = sys.argv[1:] if argv is None else argv
     for name in words[:1] if words and words[0] in _NAMES else _NAMES:
         module = COMMANDS[name]
         text = (module.__doc__ or "").partition(": ")[2]
         module.add_arguments(
             commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)
         )
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(commands.choices[arguments.command], unknown)
-    arguments.started_by = None if is_kept else list(words)  # what starts the same job again
-    code: int = COMMANDS[arguments.command].run(arguments)
-    return code
+    return arguments

@@ -20,6 +20,7 @@ from multiring._bench.records import Circumstances, lines_of, records_of, settin
 from multiring._bench.workers.contract import COLLECTIVES, DTYPES, OPS
 from multiring._cli import bench_device, bench_lab, bench_step
 from multiring._cli.forecast import ForecastPrinter
+from multiring._cli.number_option import COUNT, RANKS, SECONDS, whole
 from multiring._cli.output import READER_GONE, ReaderGoneError, show
 from multiring.errors import ArgumentError
 
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--against", metavar="PEER,...|none", help="other libraries (default: all installed ones)")
-    what.add_argument("--ranks", type=int, metavar="N", help="number of ranks on this host (default 2)")
+    what.add_argument("--ranks", type=RANKS, metavar="N", help="number of ranks on this host (default 2)")
     what.add_argument("--sizes", metavar="SIZE,...", help=f"sizes of each rank's buffer (default {_SIZES})")
     what.add_argument(
         "--device",
@@ -62,16 +63,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="buffers in multiring's own memory, or in ordinary memory (default arena)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--alternations", type=int, default=7, metavar="N", help="turns of all libraries (default 7)")
+    how.add_argument("--alternations", type=COUNT, default=7, metavar="N", help="turns of all libraries (default 7)")
     how.add_argument(
-        "--seconds", type=float, metavar="S", help="duration of a job's timed calls (default 0.5, and 5 in a lab)"
+        "--seconds", type=SECONDS, metavar="S", help="duration of a job's timed calls (default 0.5, and 5 in a lab)"
     )
     how.add_argument(
-        "--calls", type=int, metavar="N", help="number of timed calls of a job (default: as many as fit into --seconds)"
+        "--calls",
+        type=COUNT,
+        metavar="N",
+        help="number of timed calls of a job (default: as many as fit into --seconds)",
     )
     how.add_argument(
         "--pool-mib",
-        type=int,
+        type=whole(0),
         default=512,
         metavar="MIB",
         help="time also with a pool: buffers of 64 KiB or more rotate over MIB of memory per rank; 0: no pool "
@@ -81,7 +85,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--together", action="store_true", help="run one job per library for all sizes: fewer starts, for many ranks"
     )
-    how.add_argument("--deadline-s", type=float, default=300.0, metavar="S", help="time limit of one job (default 300)")
+    how.add_argument(
+        "--deadline-s", type=SECONDS, default=300.0, metavar="S", help="time limit of one job (default 300)"
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object per line instead of tables")
     out.add_argument("--plot", type=Path, metavar="FILE", help="also draw a figure (.png, .svg, .pdf)")

@@ -17,6 +17,7 @@ from multiring._bench.compare import Bound
 from multiring._bench.libraries import LabCommand
 from multiring._bench.machine import commit, hardware, ping_pong_us
 from multiring._bench.records import Circumstances
+from multiring._cli.number_option import RANKS
 from multiring.errors import ArgumentError
 from multiring.lab import Lab, LabPlan, parse_rate
 from multiring.lab.goodput import Flow, goodput
@@ -28,11 +29,11 @@ _T = TypeVar("_T")
 
 def add_options(group: "argparse._ArgumentGroup") -> None:
     """Declare the options that describe a lab."""
-    group.add_argument("--hosts", type=int, metavar="H", help="number of virtual hosts, as in multiring lab")
-    group.add_argument("--slots", type=int, metavar="S", help="ranks on each host (default 1)")
+    group.add_argument("--hosts", type=RANKS, metavar="H", help="number of virtual hosts, as in multiring lab")
+    group.add_argument("--slots", type=RANKS, metavar="S", help="ranks on each host (default 1)")
     group.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit (default: no limit)")
     group.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
-    group.add_argument("--rack", type=int, metavar="R", help="number of racks for the hosts (default 1)")
+    group.add_argument("--rack", type=RANKS, metavar="R", help="number of racks for the hosts (default 1)")
     group.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
 
 

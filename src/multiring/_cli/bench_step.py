@@ -25,6 +25,7 @@ from multiring._bench.step_records import step_lines, step_records
 from multiring._bench.workers.step_case import DEVICES, DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring._cli import bench_lab
 from multiring._cli.forecast import ForecastPrinter
+from multiring._cli.number_option import COUNT, RANKS, SECONDS, whole
 from multiring._cli.output import show
 from multiring._schedule import WIRES
 from multiring.errors import ArgumentError, LaunchError
@@ -60,20 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if there are fewer cores than ranks, sleep for the time that the computation takes on a free core",
     )
-    what.add_argument("--ranks", type=int, metavar="N", help="number of ranks on this host (default 2)")
-    what.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each rank (default 1)")
-    what.add_argument("--batch", type=int, metavar="N", help=f"samples per rank (default {batches})")
+    what.add_argument("--ranks", type=RANKS, metavar="N", help="number of ranks on this host (default 2)")
+    what.add_argument("--threads", type=RANKS, default=1, metavar="N", help="threads of each rank (default 1)")
+    what.add_argument("--batch", type=COUNT, metavar="N", help=f"samples per rank (default {batches})")
     what.add_argument(
         "--dtype", default=DTYPES[0], help=f"type of the arithmetic: {', '.join(DTYPES)} (default {DTYPES[0]})"
     )
     what.add_argument(
-        "--image-size", type=int, default=224, metavar="N", help="pixels of an image's side (default 224)"
+        "--image-size", type=COUNT, default=224, metavar="N", help="pixels of an image's side (default 224)"
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--alternations", type=int, default=7, metavar="N", help="jobs of each library (default 7)")
-    how.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of a job (default 10)")
-    how.add_argument("--warmup", type=int, default=2, metavar="N", help="untimed steps at the start (default 2)")
-    how.add_argument("--deadline-s", type=float, default=600.0, metavar="S", help="time limit of one job (default 600)")
+    how.add_argument("--alternations", type=COUNT, default=7, metavar="N", help="jobs of each library (default 7)")
+    how.add_argument("--steps", type=COUNT, default=10, metavar="N", help="timed steps of a job (default 10)")
+    how.add_argument("--warmup", type=whole(0), default=2, metavar="N", help="untimed steps at the start (default 2)")
+    how.add_argument(
+        "--deadline-s", type=SECONDS, default=600.0, metavar="S", help="time limit of one job (default 600)"
+    )
     parser.add_argument_group("output").add_argument(
         "--json", action="store_true", help="print one JSON object per line instead of tables"
     )

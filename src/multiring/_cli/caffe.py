@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import sys
 
+from multiring._cli.number_option import COUNT, RANKS
 from multiring._cli.run import start
 from multiring._launch import JobOptions
 from multiring._schedule import WIRES
@@ -22,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--solver", "-solver", metavar="FILE", help="the solver's prototxt")
     parser.add_argument("--snapshot", "-snapshot", metavar="FILE", help="a .solverstate to resume from")
     parser.add_argument("--weights", "-weights", metavar="FILE,...", help=".caffemodel files with initial weights")
-    parser.add_argument("--iterations", "-iterations", type=int, metavar="N", help="default: max_iter of the solver")
+    parser.add_argument("--iterations", "-iterations", type=COUNT, metavar="N", help="default: max_iter of the solver")
     parser.add_argument("--gpu", "-gpu", metavar="ID", help="refused: multiring works in host memory only")
-    parser.add_argument("-n", "--ranks", type=int, default=1, metavar="N", help="number of ranks (default 1)")
+    parser.add_argument("-n", "--ranks", type=RANKS, default=1, metavar="N", help="number of ranks (default 1)")
     parser.add_argument("--wire", metavar="TYPE", help=f"type of gradients between hosts: {', '.join(WIRES)}")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from multiring._cli.data_bench import add_bench_arguments, bench
 from multiring._cli.data_paper import add_paper_arguments, on_paper, require_no_paper
+from multiring._cli.number_option import SEEDS, whole
 from multiring._cli.output import counted, show
 from multiring._runtime import init, shutdown
 from multiring.data.caching.blocks import BlockCache, clean
@@ -42,8 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     packing.add_argument("target", type=Path, help="the folder to make")
     packing.add_argument("--shard", type=size_of, default=64 << 20, metavar="SIZE", help="shard size (default 64MiB)")
     packing.add_argument("--to", choices=["float16"], help="store float arrays as float16, normalised by channel")
-    packing.add_argument("--channel-axis", type=int, default=0, metavar="AXIS", help="axis of channels (default 0)")
-    packing.add_argument("--shuffle", type=int, metavar="SEED", help="store the samples in the exact order of SEED")
+    packing.add_argument(
+        "--channel-axis", type=whole(-64, 63), default=0, metavar="AXIS", help="axis of channels (default 0)"
+    )
+    packing.add_argument(
+        "--shuffle", type=whole(0, SEEDS), metavar="SEED", help="store the samples in the exact order of SEED"
+    )
     packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and list them")
     packing.add_argument("--no-decode", action="store_true", help="store images without decoding them first")
     _action(actions, "verify", "find damaged samples and shards")
@@ -90,7 +95,7 @@ def size_of(text: str) -> int:
         size = int(float(digits) * _UNITS[text[len(digits) :] or "B"])
     except (KeyError, ValueError, OverflowError):
         size = -1
-    if size < 0:
+    if not 0 <= size < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r}: want a size like 64MiB or 56.6MB")
     return size
 

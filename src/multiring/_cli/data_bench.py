@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from multiring._cli.number_option import COUNT, RANKS, SECONDS
 from multiring._cli.output import counted, show
 from multiring._limits.rank_cores import cores_of_rank
 from multiring._replacing import replace_file, require_replaceable, words_of
@@ -21,10 +22,10 @@ _WHAT = "a file of multiring data bench"
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action's arguments."""
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="samples of a rank's batch (default 64)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="threads of a rank (default 2)")
+    parser.add_argument("--batch", type=COUNT, default=64, metavar="N", help="samples of a rank's batch (default 64)")
+    parser.add_argument("--workers", type=RANKS, default=2, metavar="N", help="threads of a rank (default 2)")
     parser.add_argument(
-        "--seconds", type=float, default=5.0, metavar="S", help="duration of each of three measurements (default 5)"
+        "--seconds", type=SECONDS, default=5.0, metavar="S", help="duration of each of three measurements (default 5)"
     )
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write what one worker takes, for multiring simulate --input"

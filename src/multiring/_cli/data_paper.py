@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from multiring._cli.number_option import AMOUNT, SEEDS, whole
 from multiring._runtime.rails.topology_file import read_topology
 from multiring.errors import ArgumentError
 from multiring.planner.staging import each_for_itself, read_once, site_of
@@ -16,13 +17,18 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that describe a machine and a data set on paper."""
     paper = parser.add_argument_group("on paper, without a data set")
     paper.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
-    paper.add_argument("--samples", type=int, metavar="N", help="number of samples that each host will hold")
-    paper.add_argument("--sample-bytes", type=float, metavar="B", help="bytes of one sample")
     paper.add_argument(
-        "--data-samples", type=int, metavar="N", help="samples of the data set (default: no two hosts hold the same)"
+        "--samples", type=whole(1, SEEDS), metavar="N", help="number of samples that each host will hold"
     )
-    paper.add_argument("--source-rate", type=float, metavar="B/S", help="bytes per second that the source delivers")
-    paper.add_argument("--disk-rate", type=float, metavar="B/S", help="bytes per second that a host's disk writes")
+    paper.add_argument("--sample-bytes", type=AMOUNT, metavar="B", help="bytes of one sample")
+    paper.add_argument(
+        "--data-samples",
+        type=whole(1, SEEDS),
+        metavar="N",
+        help="samples of the data set (default: no two hosts hold the same)",
+    )
+    paper.add_argument("--source-rate", type=AMOUNT, metavar="B/S", help="bytes per second that the source delivers")
+    paper.add_argument("--disk-rate", type=AMOUNT, metavar="B/S", help="bytes per second that a host's disk writes")
 
 
 _ON_PAPER = ("topology", "samples", "sample_bytes", "data_samples", "source_rate", "disk_rate")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from multiring._cli.data import size_of
+from multiring._cli.number_option import RANKS, whole
 from multiring._cli.output import show
 from multiring._diagnosis.doctor import DoctorOptions, check_job
 from multiring._diagnosis.over_ssh import answering, check_over_ssh, planned_hosts
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--told", action="store_true", help=argparse.SUPPRESS)  # the place comes by standard input
     parser.add_argument(
-        "-n", type=int, metavar="N", help="number of ranks that each host is to have (default: as the check has)"
+        "-n", type=RANKS, metavar="N", help="number of ranks that each host is to have (default: as the check has)"
     )
     parser.add_argument(
         "--need-memory",
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--need-files",
-        type=int,
+        type=whole(0),
         default=_NEEDS.files,
         metavar="N",
         help=f"descriptors that a rank must be able to open (default {_NEEDS.files})",

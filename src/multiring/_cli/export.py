@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
+from multiring._cli.number_option import number
 from multiring._cli.output import show, told_files
 from multiring.errors import ArgumentError
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=number(0, 1, above=True),
         default=1e-4,
         metavar="SHARE",
         help="largest difference, as a share of the largest number of an output or of 1 (default 1e-4)",

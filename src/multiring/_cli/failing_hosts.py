@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from multiring._cli.number_option import number
 from multiring._cli.simulation import Subject
 from multiring._simulator.failures import Failures, elastic_goodput, restarted_goodput
 from multiring._simulator.step import SimulatedStep, part_of, step_of
@@ -19,29 +20,29 @@ _COSTS = ("--commit-every", "--commit-seconds", "--restart-seconds", "--go-on-se
 def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--failures-per-hour", type=float, metavar="F", help="failures of one host in an hour, for the goodput"
+        "--failures-per-hour", type=number(0, 1e9), metavar="F", help="failures of one host in an hour, for the goodput"
     )
     parser.add_argument(
         "--restart-seconds",
-        type=float,
+        type=number(0, 1e9),
         metavar="S",
         help="with --failures-per-hour: until a failed host is replaced and the program runs again",
     )
     parser.add_argument(
         "--commit-every",
-        type=float,
+        type=number(0, 1e9, above=True),
         metavar="S",
         help=f"with --failures-per-hour: seconds of work between two commits (default: {_COMMIT_EVERY_S:g})",
     )
     parser.add_argument(
         "--commit-seconds",
-        type=float,
+        type=number(0, 1e9),
         metavar="S",
         help="with --failures-per-hour: seconds by which a commit delays the training (default: 0)",
     )
     parser.add_argument(
         "--go-on-seconds",
-        type=float,
+        type=number(0, 1e9),
         metavar="S",
         help=f"with --failures-per-hour: until an elastic job goes on (default: {_GO_ON_S:g}, measured)",
     )

@@ -9,12 +9,14 @@ import argparse
 import importlib.util
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from multiring._cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
+from multiring._cli.number_option import COUNT, DAY_S, RANKS, number, require_numbers, whole
 from multiring._cli.run import program_of, start
 from multiring._launch import (
     DiscoveryOptions,
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring horovodrun -np N [OPTIONS] PROGRAM [ARGUMENTS...]"
     parser.add_argument("-v", "--version", action="version", version=HOROVOD_VERSION)
-    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    parser.add_argument("-np", "--num-proc", type=RANKS, metavar="N", help="number of ranks")
     parser.add_argument("-cb", "--check-build", action="store_true", help="show the available parts, and exit")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="H:N,...", help="hosts with their numbers of places, filled in order")
@@ -71,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-file", type=Path, metavar="FILE", help="a YAML file of options in Horovod's format")
     parser.add_argument("--output-filename", type=Path, metavar="DIR", help="also write DIR/rank.K/stdout and stderr")
     parser.add_argument("--timeline-filename", type=Path, metavar="FILE", help="write a timeline for Perfetto")
-    parser.add_argument("--start-timeout", type=int, metavar="S", help="seconds that init waits for all ranks")
+    parser.add_argument(
+        "--start-timeout", type=whole(1, DAY_S), metavar="S", help="seconds that init waits for all ranks"
+    )
     parser.add_argument(
         "--network-interfaces",
         "--network-interface",
@@ -79,12 +83,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="interfaces on which ranks listen; several become rails",
     )
-    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port for ssh")
+    parser.add_argument("-p", "--ssh-port", type=whole(1, 65_535), metavar="PORT", help="port for ssh")
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
     parser.add_argument("--mpi-args", metavar="WORDS", help="more arguments for mpiexec")
     _add_known(parser)
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
-    parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(refuse=parser.error, require_numbers=partial(require_numbers, parser))
+
+
+_KINDS: Mapping[Any, Any] = MappingProxyType({int: whole(0), float: number(0, 1e9), str: str})
+_BOUNDS = MappingProxyType({"num_nccl_streams": COUNT, "autotune_gaussian_process_noise": number(0, 1)})
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +100,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("options that multiring reads, or reports to have no effect")
     for name, (variable, kind, _) in VALUES.items():
         choices = _LEVELS if name == "log_level" else None
-        known.add_argument(option_of(name), type=kind, choices=choices, help=variable)
+        known.add_argument(option_of(name), type=_BOUNDS.get(name, _KINDS[kind]), choices=choices, help=variable)
     for name, (variable, _) in SWITCHES.items():
         on, off = SPELT.get(name, ((option_of(name),), (option_of(f"no_{name}"),)))
         known.add_argument(*on, dest=name, action="store_true", default=None, help=variable)
@@ -112,23 +120,23 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
     changing.add_argument(
         "--min-np",
         "--min-num-proc",
-        type=int,
+        type=RANKS,
         dest="min_num_proc",
         metavar="K",
         help="go on as long as K ranks are left",
     )
     changing.add_argument(
-        "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N", help="use places for up to N ranks"
+        "--max-np", "--max-num-proc", type=RANKS, dest="max_num_proc", metavar="N", help="use places for up to N ranks"
     )
     changing.add_argument("--host-discovery-script", metavar="SCRIPT", help="use the hosts that SCRIPT prints")
     changing.add_argument(
-        "--slots-per-host", type=int, dest="slots", help="places of a host that SCRIPT prints without"
+        "--slots-per-host", type=RANKS, dest="slots", help="places of a host that SCRIPT prints without"
     )
-    changing.add_argument("--elastic-timeout", type=int, metavar="S", help="how long to wait for -np places (600)")
-    changing.add_argument("--reset-limit", type=int, metavar="N", help="replace N lost ranks at most (100)")
+    changing.add_argument("--elastic-timeout", type=whole(0), metavar="S", help="how long to wait for -np places (600)")
+    changing.add_argument("--reset-limit", type=whole(0), metavar="N", help="replace N lost ranks at most (100)")
     changing.add_argument(
         "--blacklist-cooldown-range",
-        type=int,
+        type=whole(0),
         nargs=2,
         dest="cooldown_range",
         metavar="S",
@@ -146,10 +154,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.config_file is not None:
         read_configuration(arguments, arguments.config_file)
+        arguments.require_numbers(arguments)
     if arguments.num_proc is None:
         arguments.refuse("how many ranks? say -np N")
-    if arguments.num_proc < 1:
-        arguments.refuse(f"-np {arguments.num_proc}: want an integer >= 1")
     if arguments.jsrun:
         raise UnsupportedError(
             "--jsrun: let jsrun start `python -m multiring.horovod script.py` itself, with one rank per task"

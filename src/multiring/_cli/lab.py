@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from multiring._cli.number_option import RANKS
 from multiring._launch import CommandError
 from multiring.errors import ArgumentError
 from multiring.lab import LabOptions, LabPlan, Launcher, ask_lab, parse_rate, parse_slots, parse_timed, run_lab
@@ -22,13 +23,13 @@ _FAULTS = "; ".join(USAGE.values())
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring lab --hosts H [OPTIONS] -- CMD...\n       multiring lab fault [--lab NAME] FAULT..."
-    parser.add_argument("--hosts", type=int, metavar="H", help="number of hosts")
+    parser.add_argument("--hosts", type=RANKS, metavar="H", help="number of hosts")
     parser.add_argument(
         "--slots", default="1", metavar="S", help="ranks on each host (default 1), or one number per host: 4,4,3,1"
     )
     parser.add_argument("--link", metavar="RATE", help="speed of every host's rail0 (default: no limit)")
     parser.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
-    parser.add_argument("--rack", type=int, default=1, metavar="R", help="number of racks for the hosts (default 1)")
+    parser.add_argument("--rack", type=RANKS, default=1, metavar="R", help="number of racks for the hosts (default 1)")
     parser.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
     parser.add_argument(
         "--launcher",

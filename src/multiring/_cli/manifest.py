@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 
+from multiring._cli.number_option import COUNT, whole
 from multiring._cli.output import show
 from multiring._cli.run import variables_of
 from multiring._manifests import SYSTEMS, PodJob, PodResources, yaml_of
@@ -25,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} --pods N --ranks-per-pod R --image IMAGE [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
-    parser.add_argument("--pods", type=int, required=True, metavar="N", help="number of pods")
-    parser.add_argument("--ranks-per-pod", type=int, required=True, metavar="R", help="number of ranks in each pod")
+    parser.add_argument("--pods", type=COUNT, required=True, metavar="N", help="number of pods")
+    parser.add_argument("--ranks-per-pod", type=COUNT, required=True, metavar="R", help="number of ranks in each pod")
     parser.add_argument("--image", default="", metavar="IMAGE", help="container image with multiring and the program")
     parser.add_argument("--name", default="train", metavar="NAME", help="the job's name (default train)")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace; default: kubectl's")
     parser.add_argument(
-        "--gpus", type=int, default=0, metavar="G", help="GPUs of each pod (default 0; not tested with GPUs)"
+        "--gpus", type=whole(0), default=0, metavar="G", help="GPUs of each pod (default 0; not tested with GPUs)"
     )
     parser.add_argument("--cpus", default="", metavar="C", help="CPUs of each pod, like 4 or 500m; default: no limit")
     parser.add_argument("--memory", default="", metavar="SIZE", help="memory of each pod, like 16Gi; default: no limit")
@@ -44,12 +45,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--volume", action="append", default=[], metavar="CLAIM:FOLDER", help="mount a persistent volume, for results"
     )
     parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="N", help="start the job again after a failure (default 0)"
+        "--max-restarts", type=whole(0), default=0, metavar="N", help="start the job again after a failure (default 0)"
     )
     parser.add_argument(
-        "--grace", type=int, default=30, metavar="S", help="seconds for the ranks to save their work (default 30)"
+        "--grace", type=whole(0), default=30, metavar="S", help="seconds for the ranks to save their work (default 30)"
     )
-    parser.add_argument("--port", type=int, default=29500, metavar="PORT", help="port of pod 0 (default 29500)")
+    parser.add_argument(
+        "--port", type=whole(1024, 65_535), default=29500, metavar="PORT", help="port of pod 0 (default 29500)"
+    )
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from multiring._bench.cases import parse_size, size_text
 from multiring._cli.device_routes import described_devices, show_routes
 from multiring._cli.drawings import check_figure, rings, write_figure
+from multiring._cli.number_option import COUNT, PAUSE, RANKS, SECONDS
 from multiring._cli.output import show
 from multiring._launch.cores import cores_of_cpus, usable_cpus
 from multiring._probe import OtherWork, time_plans, with_devices
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = [each.value for each in Collective]
     parser.add_argument("collective", nargs="?", default="all_reduce", choices=known, help="(default all_reduce)")
     parser.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"sizes of buffers (default {_SIZES})")
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="show N plans per size (default 8)")
+    parser.add_argument("--top", type=COUNT, default=8, metavar="N", help="show N plans per size (default 8)")
     parser.add_argument("--wide", action="store_true", help="for 16-bit floats with sums accumulated in 32 bits")
     parser.add_argument(
         "--wire",
@@ -54,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="in a job: time these plans for an all_reduce of float32"
     )
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time each plan for S (default 1)")
+    parser.add_argument("--seconds", type=SECONDS, default=1.0, metavar="S", help="time each plan for S (default 1)")
     parser.add_argument(
-        "--drain", type=float, default=0.5, metavar="S", help="run each plan for S before timing it (default 0.5)"
+        "--drain", type=PAUSE, default=0.5, metavar="S", help="run each plan for S before timing it (default 0.5)"
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="pin the first plan of each size")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the first plan of the last size, as .svg")
@@ -73,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
-    where.add_argument("--hosts", type=int, metavar="H", help="number of hosts")
+    where.add_argument("--hosts", type=RANKS, metavar="H", help="number of hosts")
     where.add_argument(
         "--slots", metavar="S", help="ranks on each host (default: as in FILE, or 1), or one number per host: 4,4,3,1"
     )
     where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
     where.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
-    where.add_argument("--rack", type=int, metavar="R", help="number of racks for the hosts (default 1)")
+    where.add_argument("--rack", type=RANKS, metavar="R", help="number of racks for the hosts (default 1)")
     where.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail")
 
 

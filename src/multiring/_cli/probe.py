@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from multiring._cli.number_option import PAUSE, SECONDS
 from multiring._cli.output import show
 from multiring._probe import probe
 from multiring._runtime import init, shutdown
@@ -23,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the topology there, for MULTIRING_TOPOLOGY")
     parser.add_argument(
-        "--seconds", type=float, default=0.5, metavar="S", help="time each transfer for S (default 0.5)"
+        "--seconds", type=SECONDS, default=0.5, metavar="S", help="time each transfer for S (default 0.5)"
     )
     parser.add_argument(
         "--drain",
-        type=float,
+        type=PAUSE,
         default=0.5,
         metavar="S",
         help="run each transfer for S before timing it, because a link may pass bursts faster (default 0.5)",

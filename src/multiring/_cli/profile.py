@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from multiring._cli.number_option import RANKS, whole
 from multiring._cli.output import counted, show
 from multiring._launch import JobOptions, run_local
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
@@ -37,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring profile [-o FILE] [OPTIONS] [--] [python] SCRIPT [ARGUMENTS...]"
     parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="the profile")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to measure (default 20)")
+    parser.add_argument("--steps", type=whole(3), default=20, metavar="N", help="steps to measure (default 20)")
     parser.add_argument(
         "--to-end", action="store_true", help="let the script run to its end (default: end it after these steps)"
     )
     parser.add_argument(
         "--ranks-per-host",
-        type=int,
+        type=RANKS,
         default=1,
         metavar="N",
         help="give the script the cores and threads of one of N ranks of a host, beside N - 1 copies (default 1: all "

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multiring._cli.number_option import DAY_S, MOST_RANKS, PAUSE, NumberOption, whole
 from multiring._cli.run_file import read_options
 from multiring._launch import (
     CommandError,
@@ -94,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what starts the ranks on other hosts: ssh (default), or the mpiexec on PATH",
     )
     parser.add_argument("--nodes", type=_count, metavar="NODES", help="number of hosts that run this command, each")
-    parser.add_argument("--node-rank", type=int, metavar="K", help="this host's number among them, from 0")
+    parser.add_argument(
+        "--node-rank", type=whole(0, MOST_RANKS), metavar="K", help="this host's number among them, from 0"
+    )
     parser.add_argument("--meet", metavar="HOST:PORT", help="where node 0 listens for the other nodes")
     parser.add_argument(
         "--here", action="store_true", default=None, help="use this host only, also in an allocation of a scheduler"
@@ -111,12 +114,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="set a variable for the ranks; NAME alone passes this process's value on",
     )
-    parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads standard input, as pdb does")
     parser.add_argument(
-        "--grace", type=float, metavar="S", help="seconds for the ranks to end after Ctrl-C or SIGTERM (default 30)"
+        "--stdin", type=whole(0, MOST_RANKS), metavar="RANK", help="the rank that reads standard input, as pdb does"
     )
     parser.add_argument(
-        "--max-restarts", type=int, metavar="N", help="start all ranks again after a failure, N times (default 0)"
+        "--grace", type=PAUSE, metavar="S", help="seconds for the ranks to end after Ctrl-C or SIGTERM (default 30)"
+    )
+    parser.add_argument(
+        "--max-restarts", type=whole(0), metavar="N", help="start all ranks again after a failure, N times (default 0)"
     )
     parser.add_argument(
         "--min-ranks",
@@ -131,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --min-ranks: start newcomers in place of lost ranks, and until there are N ranks",
     )
     parser.add_argument(
-        "--reset-limit", type=int, metavar="N", help="with --max-ranks: replace N lost ranks at most (default 100)"
+        "--reset-limit", type=whole(0), metavar="N", help="with --max-ranks: replace N lost ranks at most (default 100)"
     )
     parser.add_argument(
         "--host-discovery",
@@ -140,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--survive-launcher",
-        type=float,
+        type=NumberOption(float, 1, DAY_S, unit="seconds"),
         metavar="S",
         help="if this process is killed, the ranks go on for S seconds, and the same command adopts them",
     )
@@ -403,6 +408,6 @@ def _count(text: str) -> int:
         count = int(text)
     except ValueError:
         count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} ranks: want an integer >= 1")
+    if not 1 <= count <= MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}: want an integer >= 1, at most {MOST_RANKS}")
     return count

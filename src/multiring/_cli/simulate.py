@@ -26,6 +26,7 @@ from pathlib import Path
 from multiring._cli.failing_hosts import add_failure_arguments, failures_of, failures_remark, goodputs
 from multiring._cli.graded_run import show_graded_run
 from multiring._cli.grading import show_grade
+from multiring._cli.number_option import AMOUNT, COUNT
 from multiring._cli.output import show, show_table
 from multiring._cli.simulated_input import INPUT_OPTIONS, add_input_arguments
 from multiring._cli.simulated_page import check_page, write_page
@@ -71,14 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a profile of a script (multiring profile); several, each with another batch, give one --batch-per-rank",
     )
     parser.add_argument(
-        "--batch-per-rank", type=int, metavar="B", help="samples of a rank in one step (default: those of the profile)"
+        "--batch-per-rank",
+        type=COUNT,
+        metavar="B",
+        help="samples of a rank in one step (default: those of the profile)",
     )
     parser.add_argument(
         "--ranks",
         metavar="N,...",
         help="numbers of ranks (default: all of the cluster); powers: 1, 2, 4, 8, ... up to all",
     )
-    parser.add_argument("--rate", type=float, metavar="R", help="samples/s of one rank alone (default: as published)")
+    parser.add_argument("--rate", type=AMOUNT, metavar="R", help="samples/s of one rank alone (default: as published)")
     parser.add_argument(
         "--against", type=Path, metavar="TIMELINE", help="with --profile: grade the prediction by a run's timeline"
     )

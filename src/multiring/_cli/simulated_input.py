@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring._cli.file_option import read_option
+from multiring._cli.number_option import AMOUNT, RANKS
 from multiring._cli.output import counted
 from multiring._simulator.measured_feeding import MeasuredFeeding, measured_feeding_of
 from multiring._simulator.script_profile import ScriptProfile
@@ -24,15 +25,20 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--input", type=Path, metavar="FILE", help=f"what a worker takes, of {_MEASURE} (default: as in the profile)"
     )
-    group.add_argument("--workers", type=int, metavar="N", help="workers of a rank (default: those that were measured)")
     group.add_argument(
-        "--cores-per-host", type=float, metavar="N", help="cores of a host (default: each worker has one for itself)"
+        "--workers", type=RANKS, metavar="N", help="workers of a rank (default: those that were measured)"
     )
     group.add_argument(
-        "--source-rate", type=float, metavar="B/S", help="bytes/s of the source to all hosts together (default: enough)"
+        "--cores-per-host", type=AMOUNT, metavar="N", help="cores of a host (default: each worker has one for itself)"
     )
     group.add_argument(
-        "--sample-bytes", type=float, metavar="B", help="bytes of a sample in the source (default: those of --input)"
+        "--source-rate",
+        type=AMOUNT,
+        metavar="B/S",
+        help="bytes/s of the source to all hosts together (default: enough)",
+    )
+    group.add_argument(
+        "--sample-bytes", type=AMOUNT, metavar="B", help="bytes of a sample in the source (default: those of --input)"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from multiring._cli.data import size_of
+from multiring._cli.number_option import AMOUNT
 from multiring._cli.output import counted, show, show_table
 from multiring._cli.simulation import Subject, subject_of
 from multiring._schedule import Wire, names_of, wire_of
@@ -63,13 +64,13 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--noise-scale",
-        type=float,
+        type=AMOUNT,
         metavar="B",
         help="with --sweep: the measured noise scale (critical batch) in samples, for the time to an accuracy",
     )
     parser.add_argument(
         "--least-samples",
-        type=float,
+        type=AMOUNT,
         metavar="E",
         help="with --noise-scale: the samples to the accuracy with a small batch; without it, times are relative",
     )

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from multiring._cli.drawings import check_figure, timeline, write_figure
+from multiring._cli.number_option import COUNT
 from multiring.errors import ArgumentError
 from multiring.trace import file_path, merge
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawing = actions.add_parser("draw", help="draw the last steps of FILE", allow_abbrev=False)
     drawing.add_argument("file", type=Path, metavar="FILE", help="a timeline")
     drawing.add_argument("figure", type=Path, metavar="FIGURE", help="the drawing, a name that ends with .svg")
-    drawing.add_argument("--steps", type=int, default=2, metavar="N", help="number of steps (default 2)")
+    drawing.add_argument("--steps", type=COUNT, default=2, metavar="N", help="number of steps (default 2)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -99,7 +99,7 @@ def _page(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or not text.strip("0"):
         raise argparse.ArgumentTypeError(f"{text!r} ranks: want an integer >= 1")
     from multiring.trials.command.study_file import MOST_RANKS  # noqa: PLC0415 -- the other commands start faster without
 

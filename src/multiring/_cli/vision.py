@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring._cli import vision_models
+from multiring._cli.number_option import COUNT, RANKS, SEEDS, whole
 from multiring._cli.output import counted, show, told_files
 from multiring.errors import ArgumentError
 from multiring.vision.checks.checking import CheckResult, check_project
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = _action(actions, "check", "find unreadable pictures, duplicates and contradicting labels")
     check.add_argument("--out", type=Path, metavar="FILE", help="the HTML page (default: FOLDER/runs/check.html)")
-    check.add_argument("--threads", type=int, default=4, metavar="N", help="pictures decoded at a time (default 4)")
+    check.add_argument("--threads", type=RANKS, default=4, metavar="N", help="pictures decoded at a time (default 4)")
     splitting = _action(actions, "split", "divide the labelled pictures for training, validation and test")
     splitting.add_argument(
         "--shares",
@@ -44,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SHARE,...",
         help="parts and their shares (default train=0.8,val=0.2)",
     )
-    splitting.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another split (default 0)")
+    splitting.add_argument(
+        "--seed", type=whole(0, SEEDS), default=0, metavar="N", help="another seed, another split (default 0)"
+    )
     splitting.add_argument("--name", default="split", help="the split's name (default split)")
     splitting.add_argument(
         "--divide-near",
@@ -70,13 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vision_models.add_actions(actions)
     labelling = _action(actions, "label", "start a local page to label the pictures on")
     labelling.add_argument("--host", default="127.0.0.1", help="the address to listen on (default 127.0.0.1)")
-    labelling.add_argument("--port", type=int, default=8400, help="the port, 0 for a free one (default 8400)")
+    labelling.add_argument(
+        "--port", type=whole(0, 65_535), default=8400, help="the port, 0 for a free one (default 8400)"
+    )
     labelling.add_argument(
         "--token-file", type=Path, metavar="FILE", help="a secret that browsers must give; other hosts need it"
     )
     framing = _action(actions, "frames", "make pictures of a video's frames")
     framing.add_argument("videos", nargs="+", metavar="VIDEO", help="a video, as a path in the folder")
-    framing.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth frame (default 1)")
+    framing.add_argument("--every", type=COUNT, default=1, metavar="N", help="only every Nth frame (default 1)")
 
     scoring = _action(actions, "eval", "score a trained model on a part of its split, as a page with pictures")
     scoring.add_argument("run", help="the run's name in FOLDER/runs")

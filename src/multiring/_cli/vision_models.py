@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from multiring._cli.number_option import COUNT, MOST_RANKS, PAUSE, RANKS, SECONDS, SEEDS, NumberOption, whole
 from multiring._cli.output import counted, show
 from multiring.errors import ArgumentError
 from multiring.vision.project.folder import VisionProject
@@ -29,8 +30,10 @@ def add_actions(actions: Any) -> None:
     predicting.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="pictures, folders and videos")
     predicting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write, a new one")
     predicting.add_argument("--format", default="jsonl", choices=("jsonl", "coco"), help="jsonl (default) or coco")
-    predicting.add_argument("--every", type=int, default=1, metavar="N", help="of videos, each Nth frame (default 1)")
-    predicting.add_argument("--threads", type=int, default=1, metavar="N", help="threads of a rank's model (default 1)")
+    predicting.add_argument("--every", type=COUNT, default=1, metavar="N", help="of videos, each Nth frame (default 1)")
+    predicting.add_argument(
+        "--threads", type=RANKS, default=1, metavar="N", help="threads of a rank's model (default 1)"
+    )
 
     serving = add_action(actions, "serve", "answer over HTTP by the Open Inference Protocol, and for pictures")
     serving.add_argument(
@@ -40,23 +43,28 @@ def add_actions(actions: Any) -> None:
         help="FILE, NAME=FILE, NAME:VERSION=FILE, or a folder with NAME/VERSION/model.onnx",
     )
     serving.add_argument("--host", default="127.0.0.1", help="the address (default 127.0.0.1); others need --tokens")
-    serving.add_argument("--port", type=int, default=8000, help="the port (default 8000); 0 takes a free one")
+    serving.add_argument(
+        "--port", type=whole(0, 65_535), default=8000, help="the port (default 8000); 0 takes a free one"
+    )
     serving.add_argument("--tokens", type=Path, metavar="FILE", help="a file with a token a line; clients need one")
-    serving.add_argument("--threads", type=int, default=0, metavar="N", help="threads of a model (default: the cores)")
+    serving.add_argument(
+        "--threads", type=whole(0, MOST_RANKS), default=0, metavar="N", help="threads of a model (default: the cores)"
+    )
     for option, (kind, name, text) in _LIMITS.items():
-        metavar = "SECONDS" if kind is float else "N"
+        metavar = "SECONDS" if kind.kind is float else "N"
         serving.add_argument(option, type=kind, dest=name, metavar=metavar, help=text)
 
 
+_BYTES = whole(1, SEEDS)
 # The options of `serve` for its limits: the type, the field of ServerLimits, and the help.
-_LIMITS: dict[str, tuple[type, str, str]] = {
-    "--batch": (int, "batch", "the most pictures of a batch and of a request (default 16)"),
-    "--delay": (float, "delay_s", "how long a request waits for others while the model is idle (default 0)"),
-    "--body-bytes": (int, "body_bytes", "the largest body (default 32 MiB)"),
-    "--pixels": (int, "pixels", "the most pixels of a picture (default 33554432)"),
-    "--requests": (int, "requests", "the most requests at a time; others get 429 (default 128)"),
-    "--memory-bytes": (int, "memory_bytes", "the most bytes that requests hold; others get 429 (default 512 MiB)"),
-    "--time": (float, "time_s", "the longest time of a request; a slower one gets 503 (default 30)"),
+_LIMITS: dict[str, tuple[NumberOption, str, str]] = {
+    "--batch": (COUNT, "batch", "the most pictures of a batch and of a request (default 16)"),
+    "--delay": (PAUSE, "delay_s", "how long a request waits for others while the model is idle (default 0)"),
+    "--body-bytes": (_BYTES, "body_bytes", "the largest body (default 32 MiB)"),
+    "--pixels": (_BYTES, "pixels", "the most pixels of a picture (default 33554432)"),
+    "--requests": (COUNT, "requests", "the most requests at a time; others get 429 (default 128)"),
+    "--memory-bytes": (_BYTES, "memory_bytes", "the most bytes that requests hold; others get 429 (default 512 MiB)"),
+    "--time": (SECONDS, "time_s", "the longest time of a request; a slower one gets 503 (default 30)"),
 }
 
 

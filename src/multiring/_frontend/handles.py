@@ -76,7 +76,7 @@ class Submitted(Protocol):
 class Pending:
     """A submitted operation for which the caller has not waited yet."""
 
-    __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
+    __slots__ = ("_finish", "_handle", "_members", "_name", "_what", "is_whole_group")
 
     def __init__(
         self, members: Members, name: str, what: str, handle: NamedHandle | Submission, finish: Callable[[Any], Any]
@@ -86,6 +86,7 @@ class Pending:
         self._what = what
         self._handle = handle
         self._finish = finish
+        self.is_whole_group = False  # whether it is the only operation of a call with a group of tensors
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once.
@@ -106,6 +107,8 @@ class Pending:
         try:
             found = self._handle.wait()
         except MultiringError as error:
+            if self.is_whole_group:
+                _fail_missing_parts(self._members, self._name, self._what, 1, error)
             raise internal(error, self._what) from error
         finally:
             self._members.in_flight.discard(self._name)
@@ -126,7 +129,7 @@ class Pending:
         handle = self._handle
         if isinstance(handle, Submission) or handle.repeatable is None:
             return None
-        return Repeat(self._members, self._what, handle)
+        return Repeat(self._members, self._what, handle, self.is_whole_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class Repeat:
     _members: Members
     _what: str
     _handle: NamedHandle
+    _is_whole_group: bool
 
     def start(self) -> Pending | None:
         """Start the operation once more; return None, and do nothing, if that is not possible.
@@ -159,7 +163,9 @@ class Repeat:
         if handle is None:
             members.in_flight.discard(name)
             return None
-        return Pending(members, name, self._what, handle, _as_it_is)
+        found = Pending(members, name, self._what, handle, _as_it_is)
+        found.is_whole_group = self._is_whole_group
+        return found
 
 
 def _as_it_is(result: Any) -> Any:
@@ -328,10 +334,14 @@ def fail_operations(members: Members, name: CallName, operation: str, endings: I
         endings: what the names of the operations add to `name`.
         error: the mismatch of the first operation.
     """
-    for ending in endings:
+    names = [full_name_of(with_ending(name, ending), operation) for ending in endings]
+    _fail_each(members, names, operation, error)
+
+
+def _fail_each(members: Members, full_names: Iterable[str], operation: str, error: Exception) -> None:
+    for each in full_names:
         with suppress(MultiringError):
-            told = f"{operation}{_AFTER_MISMATCH}{error}"
-            submit_failure(members, full_name_of(with_ending(name, ending), operation), told)
+            submit_failure(members, each, f"{operation}{_AFTER_MISMATCH}{error}")
 
 
 def mismatch_before(error: Exception) -> str | None:
@@ -358,14 +368,24 @@ class PartsOfGroup:
 
     def fail_missing(self, error: Exception) -> None:
         """Fail the operations of other ranks that this rank's call does not have, if the first ones disagreed."""
-        cause = error.__cause__
-        if not isinstance(cause, DisagreementError):
-            return
         name = self.name.name if isinstance(self.name, Placed) else self.name
-        told = {dict(signature).get(PART, "1 of 1") for signature in cause.signatures.values()}
-        counts = {int(count) for count in (part.rpartition(" ")[2] for part in told) if count.isdecimal()}
-        endings = [ending for count in sorted(counts - {self.count}) for ending in _endings(count)[1:]]
-        fail_operations(self.members, name, self.operation, endings, error)
+        full_name = full_name_of(name, self.operation)
+        _fail_missing_parts(self.members, full_name, self.operation, self.count, error.__cause__)
+
+
+def _fail_missing_parts(
+    members: Members, full_name: str, operation: str, own: int, error: BaseException | None
+) -> None:
+    """Fail the parts of other ranks' groups that this rank's group of `own` parts does not have.
+
+    `error` is that of the first part, of this full name. Nothing happens unless the ranks disagreed on this part.
+    """
+    if not isinstance(error, DisagreementError):
+        return
+    told = {dict(signature).get(PART, "1 of 1") for signature in error.signatures.values()}
+    counts = {int(count) for count in (part.rpartition(" ")[2] for part in told) if count.isdecimal()}
+    missing = [ending for count in sorted(counts - {own}) for ending in _endings(count)[1:]]
+    _fail_each(members, [full_name + ending for ending in missing], operation, error)
 
 
 def refuse_in_flight(members: Members, full_name: str, what: str) -> None:

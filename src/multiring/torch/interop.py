@@ -280,7 +280,8 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the memory of a row-major `tensor` of any type as a flat tensor of bytes."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    # A tensor of one row or one element may have any strides, with which torch gives no view of another type.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def placed(tensor: Tensor) -> str:

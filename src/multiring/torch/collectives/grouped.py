@@ -315,7 +315,9 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
 
     signature = _signature(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
     start, at_once = starting(memory, views, conversion, how, waits=waits)
-    return submit(members, name, signature, start, finish, at_once)
+    pending = submit(members, name, signature, start, finish, at_once)
+    pending.is_whole_group = part == _WHOLE
+    return pending
 
 
 def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
@@ -340,6 +342,7 @@ def _submit_span(group: _Group, span: TensorSpan) -> Pending:
     signature = _signature(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, signature, start, finish, at_once)
+    pending.is_whole_group = part == _WHOLE
     if waits:  # tell autograd now, while the tensors are in the CPU's caches; the sum displaces them
         note_changes(tensors)
         if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:

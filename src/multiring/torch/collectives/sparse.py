@@ -167,5 +167,8 @@ def _packed(indices: Tensor, values: Tensor) -> Tensor:
 def _unpacked(rows: Tensor, dimensions: int, dtype: torch.dtype, behind: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the indices and the values of such rows. Each row of the indices is an index."""
     count, width = len(rows), dimensions * torch.int64.itemsize
-    indices, values = (part.reshape(-1) for part in (rows[:, :width], rows[:, width:]))
+    # Copies, because a part of a single row would begin where no number of its type may.
+    indices, values = (
+        part.clone(memory_format=torch.contiguous_format).view(-1) for part in (rows[:, :width], rows[:, width:])
+    )
     return indices.view(torch.int64).view(count, dimensions), values.view(dtype).view(count, *behind)
