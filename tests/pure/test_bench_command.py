@@ -31,15 +31,15 @@ from multiring.lab import LabPlan
         (["all_reduce", "--sizes", "63"], "63 bytes of float32 cannot be the buffer of all_reduce on 2 ranks"),
         (["all_reduce", "--dtype", "float7"], "unknown type 'float7', want one of bfloat16"),
         (["all_reduce", "--op", "xor"], "unknown operation 'xor'"),
-        (["all_reduce", "--ranks", "0"], "a job of 0 ranks: want at least 1"),
-        (["all_reduce", "--alternations", "0"], "0 alternations: want at least 1"),
+        (["all_reduce", "--ranks", "0"], "--ranks 0: want a whole number, 1 to"),
+        (["all_reduce", "--alternations", "0"], "--alternations 0: want a whole number, 1 to"),
         (["all_reduce", "--against", "nccl"], "unknown library 'nccl', want one of gloo, mpich"),
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names a library twice"),
         (
             ["all_reduce", "--against", "multiring-int8"],
             "multiring-int8 differs from multiring only between hosts: give the number of hosts",
         ),
-        (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want 0"),
+        (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want a whole number, 0 to"),
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),
         (
             ["barrier", "--no-one"],
@@ -50,7 +50,10 @@ from multiring.lab import LabPlan
             "nothing would be timed: --no-one leaves the pool only, and the pool is",
         ),
         *(
-            ([*kind, "--deadline-s", value], f"a deadline of {float(value):g} s: want more than 0 and at most 86400 s")
+            (
+                [*kind, "--deadline-s", value],
+                f"--deadline-s {float(value):g}: want a number of seconds above 0, at most 86400",
+            )
             for kind in (["all_reduce", "--against", "gloo"], ["step"])
             for value in ("1e8", "inf", "nan", "0", "-1")
         ),

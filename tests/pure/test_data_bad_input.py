@@ -291,9 +291,9 @@ TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["bench", "DATA", "--seconds", "0"], "--seconds 0: want > 0"),
-        (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want > 0"),
-        (["bench", "DATA", "--workers", "0"], "--workers 0: want 1 or more"),
+        (["bench", "DATA", "--seconds", "0"], "--seconds 0: want a number of seconds above 0"),
+        (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want a number of seconds above 0"),
+        (["bench", "DATA", "--workers", "0"], "--workers 0: want a whole number, 1 to"),
         (["bench", "DATA", "--save", "no/such/folder"], "--save no/such/folder: there is no directory no/such"),
         (
             ["stage", "DATA", "--format", "npy"],
@@ -307,11 +307,11 @@ TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]
         ),
         (
             ["plan", "--topology", "TOML", "--samples", "0", "--sample-bytes", "9", "--source-rate", "9"],
-            "want numbers above 0",
+            "--samples 0: want a whole number, 1 to",
         ),
         (
             ["plan", "--topology", "TOML", "--samples", "9", "--sample-bytes", "9", "--source-rate", "0"],
-            "source=0.0: want a",
+            "--source-rate 0: want a number above 0",
         ),
     ],
 )

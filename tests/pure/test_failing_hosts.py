@@ -153,7 +153,7 @@ def test_goodput_is_printed_and_described(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--failures-per-hour", "1"], "want --restart-seconds S, too"),
         (["--restart-seconds", "1"], "--restart-seconds 1: want it with --failures-per-hour F only"),
-        (["--failures-per-hour", "-1", "--restart-seconds", "1"], "-1 failures an hour"),
+        (["--failures-per-hour", "-1", "--restart-seconds", "1"], "--failures-per-hour -1: want a number, 0 to"),
         (
             ["--failures-per-hour", "1", "--restart-seconds", "1", "--sweep", "lag=0,1"],
             "--sweep and --failures-per-hour",

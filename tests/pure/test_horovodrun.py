@@ -135,7 +135,7 @@ def test_what_has_no_effect_is_said(
     ("words", "told"),
     [
         ("--min-np 3", "--min-np 3, -np 2: want 1 to 2"),
-        ("--min-np 0", "--min-np 0, -np 2: want 1 to 2"),
+        ("--min-np 0", "--min-np 0: want a whole number, 1 to"),
         ("--max-num-proc 1", "--max-np 1, -np 2: want at least 2"),
         ("--slots-per-host 2", "--slots-per-host: want --min-np K or --host-discovery-script, too"),
         ("--reset-limit 2", "--reset-limit: want --min-np K"),
@@ -143,7 +143,7 @@ def test_what_has_no_effect_is_said(
         ("--elastic-timeout 9", "--elastic-timeout: want --min-np K"),
         ("--min-np 1 --elastic-timeout 9", "--elastic-timeout: want --host-discovery-script, too"),
         ("--min-np 1 --blacklist-cooldown-range 2 1", "--blacklist-cooldown-range 2 1: want two times in seconds"),
-        ("--host-discovery-script d.sh --slots-per-host 0", "--slots-per-host 0: want 1 or more"),
+        ("--host-discovery-script d.sh --slots-per-host 0", "--slots-per-host 0: want a whole number, 1 to"),
         ("--host-discovery-script d.sh -H a:2", "--host-discovery-script names the hosts; leave out -H and -hostfile"),
         ("--jsrun", "let jsrun start `python -m multiring.horovod script.py` itself"),
         ("-H a:1", "2 ranks, but a:1 has places for 1; want fewer ranks, or more hosts"),

@@ -129,7 +129,7 @@ def test_a_device_for_each_rank_is_assumed_outside_a_job(
         (["--sizes", "much"], "'much' is not a size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
         (["--hosts", "2", "--slots", "0"], "--slots 0: want at least 1"),
-        (["--hosts", "0"], "1 racks for 0 hosts: want at least 1 host"),
+        (["--hosts", "0"], "--hosts 0: want a whole number, 1 to"),
         (["--hosts", "2", "--rack", "3"], "3 racks for 2 hosts"),
         (["--hosts", "2", "--link", "0gbit"], "a link cannot have the rate '0gbit', want 1bit or more"),
         (["--hosts", "2", "--uplink", "1gbit"], "an uplink of 1gbit needs several racks, but there is only one"),

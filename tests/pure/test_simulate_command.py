@@ -98,11 +98,11 @@ def test_steps_are_printed_and_described(capsys: pytest.CaptureFixture[str]) -> 
         (["--sweep", "bucket=0"], "buckets of 0 bytes with a lag of 0: want 1 byte or more"),
         (["--sweep", "nic=-1gbit"], "--sweep nic=-1gbit: '-1gbit' is not a rate"),
         (["--noise-scale", "2000"], "no --sweep and --noise-scale: they compare the points of a sweep"),
-        (["--sweep", "lag=0", "--noise-scale", "nan"], "--noise-scale nan: want a number of samples above 0"),
+        (["--sweep", "lag=0", "--noise-scale", "nan"], "--noise-scale nan: want a number above 0"),
         (["--sweep", "lag=0", "--least-samples", "9"], "--least-samples needs --noise-scale"),
         (["--batch-per-rank", "5"], "no published rate of one P100-PCIE for vgg16 with a batch of 5 (known: resnet101"),
-        (["--batch-per-rank", "0", "--rate", "5"], "a batch of 0 at 5 samples/s: want both above 0"),
-        (["--rate", "-1"], "at -1 samples/s: want both above 0"),
+        (["--batch-per-rank", "0", "--rate", "5"], "--batch-per-rank 0: want a whole number, 1 to"),
+        (["--rate", "-1"], "--rate -1: want a number above 0"),
     ],
 )
 def test_wrong_input_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,7 +189,7 @@ def test_wrong_files_are_refused_with_line_and_field(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--workers", "0"], "--workers 0: want a number above 0"),
+        (["--workers", "0"], "--workers 0: want a whole number, 1 to"),
         (["--cores-per-host", "-2"], "--cores-per-host -2: want a number above 0"),
         (["--source-rate", "nan"], "--source-rate nan: want a number above 0"),
         (["--source-rate", "inf"], "--source-rate inf: want a number above 0"),

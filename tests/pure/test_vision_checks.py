@@ -283,7 +283,7 @@ def test_a_folder_without_a_project_becomes_one(tmp_path: Path, capsys: pytest.C
     ("words", "text"),
     [
         (lambda path: ["check", str(path / "none")], "is no folder: want the folder with the pictures"),
-        (lambda path: ["check", str(path), "--threads", "0"], "--threads 0: want at least 1"),
+        (lambda path: ["check", str(path), "--threads", "0"], "--threads 0: want a whole number, 1 to"),
         (lambda path: ["split", str(path)], "has no labelled picture"),
         (lambda path: ["split", str(path), "--shares", "train"], "want NAME=SHARE"),
         (lambda path: ["split", str(path), "--shares", "train=x"], "want NAME=SHARE"),

@@ -492,8 +492,8 @@ def test_without_readers_a_job_with_a_launcher_ends(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("words", "told_of"),
     [
-        (["--survive-launcher", "0"], "--survive-launcher 0: want seconds, 1 to 86400, a day"),
-        (["--survive-launcher", "nan"], "--survive-launcher nan: want seconds, 1 to 86400, a day"),
+        (["--survive-launcher", "0"], "--survive-launcher 0: want a number of seconds, 1 to 86400"),
+        (["--survive-launcher", "nan"], "--survive-launcher nan: want a number of seconds, 1 to 86400"),
         (["--survive-launcher", "soon"], "argument --survive-launcher: invalid float value: 'soon'"),
         (["--stdin", "0"], "--stdin needs the terminal of one launcher; leave out --survive-launcher"),
     ],

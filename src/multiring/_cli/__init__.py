@@ -128,6 +128,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         module.add_arguments(
             commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)
         )
+    arguments: argparse.Namespace
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(commands.choices[arguments.command], unknown)

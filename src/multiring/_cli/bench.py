@@ -187,8 +187,6 @@ def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:
 
 def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tuple[Question, int]]:
     """Yield (question, pool size in bytes) for each size, with one buffer (pool 0) and with the pool."""
-    if arguments.pool_mib < 0:
-        raise ArgumentError(f"--pool-mib {arguments.pool_mib}: want 0 for no pool, or more")
     if arguments.together and hosts > 1:
         raise ArgumentError(
             "--together works on one host only, because in a lab each size has its own bound: omit --together or "

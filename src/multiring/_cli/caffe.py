@@ -37,8 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("multiring caffe train: want --solver FILE, as caffe does")
     if arguments.gpu:
         raise UnsupportedError(f"--gpu {arguments.gpu}: multiring uses host memory only; give -n RANKS instead")
-    if arguments.ranks < 1:
-        raise ArgumentError(f"-n {arguments.ranks}: want an integer >= 1")
     if importlib.util.find_spec("caffe") is None:
         raise ArgumentError("this Python has no pycaffe: `import caffe` finds no module; see docs/caffe.md")
     command = [sys.executable, "-m", "multiring.caffe", "--solver", arguments.solver]

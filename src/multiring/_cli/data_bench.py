@@ -34,10 +34,6 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def bench(arguments: argparse.Namespace) -> int:
     """Print the rates, and return 0. In a job, all ranks measure at once, and each prints its own rates."""
-    if not 0 < arguments.seconds < float("inf"):
-        raise ArgumentError(f"--seconds {arguments.seconds:g}: want > 0")
-    if arguments.workers < 1:
-        raise ArgumentError(f"--workers {arguments.workers}: want 1 or more")
     if arguments.save is not None:
         _require_place(arguments.save)
     data = Dataset(arguments.url, format=arguments.format, shuffle=Shuffle(read_amplification=float("inf")))

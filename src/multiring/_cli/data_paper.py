@@ -62,10 +62,6 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
     topology = read_topology(arguments.topology)
     if not topology.names:
         raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]]")
-    few = arguments.data_samples is not None and arguments.data_samples < 1
-    if arguments.samples < 1 or few or not 0 < arguments.sample_bytes < float("inf"):
-        told = f"{arguments.samples}, {arguments.sample_bytes:g}, {arguments.data_samples}"
-        raise ArgumentError(f"--samples, --sample-bytes, --data-samples are {told}: want numbers above 0")
     hosts = len(topology.names)
     disk = float("inf") if arguments.disk_rate is None else arguments.disk_rate
     site = site_of(topology, source=arguments.source_rate, write=disk)

@@ -85,10 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         os._exit(FOUND if report is not None else 0)  # another thread waits inside MPI, which nothing can interrupt
 
-    if arguments.n is not None and arguments.n < 1:
-        raise ArgumentError(f"-n {arguments.n}: want at least 1 rank")
-    if arguments.need_files < 0:
-        raise ArgumentError(f"--need-files {arguments.need_files}: want 0 or more descriptors")
     needs = Needs(memory_bytes=arguments.need_memory, shm_bytes=arguments.need_shm, files=arguments.need_files)
     options = DoctorOptions(needs=needs, planned=arguments.n, stuck=stuck)
     try:

@@ -9,11 +9,13 @@ import argparse
 import sys
 from collections.abc import Mapping
 
-from multiring._cli.number_option import COUNT, whole
+from multiring._cli.number_option import whole
 from multiring._cli.output import show
 from multiring._cli.run import variables_of
 from multiring._manifests import SYSTEMS, PodJob, PodResources, yaml_of
 from multiring.errors import ArgumentError
+
+_PODS = whole(1, 100_000)  # Kubernetes' limit of an Indexed Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} --pods N --ranks-per-pod R --image IMAGE [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
-    parser.add_argument("--pods", type=COUNT, required=True, metavar="N", help="number of pods")
-    parser.add_argument("--ranks-per-pod", type=COUNT, required=True, metavar="R", help="number of ranks in each pod")
+    parser.add_argument("--pods", type=_PODS, required=True, metavar="N", help="number of pods")
+    parser.add_argument("--ranks-per-pod", type=_PODS, required=True, metavar="R", help="number of ranks in each pod")
     parser.add_argument("--image", default="", metavar="IMAGE", help="container image with multiring and the program")
     parser.add_argument("--name", default="train", metavar="NAME", help="the job's name (default train)")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace; default: kubectl's")

@@ -87,8 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a table of plans for each size and return 0."""
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
-    if arguments.top < 1 or not arguments.seconds > 0:
-        raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want --top >= 1 and --seconds > 0")
     if arguments.draw is not None:
         check_figure(arguments.draw)
     tasks = [_task(arguments, size_bytes) for size_bytes in sizes]

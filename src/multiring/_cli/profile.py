@@ -55,10 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script, write the profile and return 0, or the exit code of a script that failed."""
-    if arguments.steps < 3 or arguments.ranks_per_host < 1:
-        raise ArgumentError(
-            f"--steps {arguments.steps} --ranks-per-host {arguments.ranks_per_host}: want at least 3 steps and 1 rank"
-        )
     python, words = _python_and_script(arguments.program)
     _require_place(arguments.output)
     cores = cores_of_cpus(usable_cpus())

@@ -1,7 +1,6 @@
 """The options of `multiring simulate` about input: what a worker takes for a sample, and what the hosts have for it."""
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,6 @@ def feeding_of(arguments: argparse.Namespace, profiles: Sequence[ScriptProfile] 
         ArgumentError: an option is wrong, or needs a measurement that is not there.
     """
     given = {option: getattr(arguments, option[2:].replace("-", "_")) for option in INPUT_OPTIONS[1:]}
-    for option, value in given.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ArgumentError(f"{option} {value:g}: want a number above 0")
     if given["--sample-bytes"] is not None and given["--source-rate"] is None:
         raise ArgumentError("--sample-bytes: want --source-rate, too; without it, the source bounds nothing")
     measured = (

@@ -187,10 +187,6 @@ def _lag(word: str) -> int:
 
 
 def _law_of(arguments: argparse.Namespace) -> Law | None:
-    for option in ("--noise-scale", "--least-samples"):
-        value = getattr(arguments, option[2:].replace("-", "_"))
-        if value is not None and not 0 < value < math.inf:
-            raise ArgumentError(f"{option} {value:g}: want a number of samples above 0")
     if arguments.noise_scale is None:
         if arguments.least_samples is not None:
             raise ArgumentError("--least-samples needs --noise-scale: other batches need other numbers of samples")

@@ -47,8 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    if arguments.steps < 1:
-        raise ArgumentError(f"--steps {arguments.steps}: want at least 1")
     check_figure(arguments.figure)
     write_figure(arguments.figure, timeline(arguments.file, arguments.steps))
     return 0

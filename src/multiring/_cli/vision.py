@@ -112,8 +112,6 @@ def _opened(folder: Path) -> VisionProject:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    if arguments.threads < 1:
-        raise ArgumentError(f"--threads {arguments.threads}: want at least 1")
     with _opened(arguments.folder) as project:
         scan = project.scan(threads=arguments.threads)
         result = check_project(project, scan)
@@ -219,8 +217,6 @@ def _label(arguments: argparse.Namespace) -> int:
     # Only the page needs starlette and uvicorn.
     from multiring.vision.labelling.server import serve_page  # noqa: PLC0415
 
-    if not 0 <= arguments.port < 1 << 16:
-        raise ArgumentError(f"--port {arguments.port}: want 0 to 65535")
     with _opened(arguments.folder) as project:
         scan = project.scan()
         pictures = len(project.summaries())

@@ -94,8 +94,6 @@ def _export_model(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    if arguments.threads < 1:
-        raise ArgumentError(f"--threads {arguments.threads}: want at least 1")
     import multiring  # noqa: PLC0415 -- its import of this module would be a cycle
     from multiring.vision.predicting.predicting import predict  # noqa: PLC0415 -- see above
     from multiring.vision.predicting.predictors import Predictor  # noqa: PLC0415 -- see above
@@ -135,10 +133,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from multiring.vision.serving.repository import open_repository  # noqa: PLC0415 -- see above
     from multiring.vision.serving.server import serve  # noqa: PLC0415 -- see above
 
-    if not 0 <= arguments.port < 1 << 16:
-        raise ArgumentError(f"--port {arguments.port}: want 0 to 65535")
-    if arguments.threads < 0:
-        raise ArgumentError(f"--threads {arguments.threads}: want at least 0")
     if arguments.tokens is None and not is_loopback(arguments.host):
         raise ArgumentError(f"--host {arguments.host} lets other hosts connect: give --tokens FILE too")
     given = {name: getattr(arguments, name) for _, name, _ in _LIMITS.values()}

@@ -360,7 +360,7 @@ def test_what_cannot_be_served_is_told(exported: Path, tmp_path: Path, capsys: p
         for words, text in (
             ([model, "--port", port], f"port {port} of '127.0.0.1' cannot be used: Address already in use"),
             ([model, "--host", "192.0.2.1"], "lets other hosts connect: give --tokens FILE"),
-            ([model, "--port", "70000"], "--port 70000: want 0 to 65535"),
+            ([model, "--port", "70000"], "--port 70000: want a whole number, 0 to 65535"),
             ([model, "--batch", "0"], "batch=0: want a whole number, 1 or more"),
             ([model, "--time", "nan"], "time_s=nan: want a number above 0"),
             ([model, model], "has the version 1 twice"),
