@@ -196,7 +196,7 @@ def test_the_secret_is_told_and_not_written(
         (("--env", "REPLICA_INDEX=1"), "--env REPLICA_INDEX: the pods' system sets this variable"),
         (("--env", "PET_NNODES=4"), "--env PET_NNODES: the pods' system sets this variable"),
         (("--env", "NOTE=a\udcffb"), "the value of --env NOTE is not UTF-8"),
-        (("--pods", "100001"), "100001 pods: want at most 100000"),
+        (("--pods", "100001"), "--pods 100001: want a whole number, 1 to 100000"),
         (("--ranks-per-pod", "1000000000000"), "--ranks-per-pod 1000000000000: want a whole number, 1 to 100000"),
         (("--max-restarts", "1000000000"), "1000000000 restarts of 3 pods: Kubernetes counts lost pods up to"),
         (("--grace", "86401"), "a grace of 86401 s: want 0 to 86400 s"),

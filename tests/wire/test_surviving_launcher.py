@@ -494,7 +494,7 @@ def test_without_readers_a_job_with_a_launcher_ends(folder: Folder) -> None:
     [
         (["--survive-launcher", "0"], "--survive-launcher 0: want a number of seconds, 1 to 86400"),
         (["--survive-launcher", "nan"], "--survive-launcher nan: want a number of seconds, 1 to 86400"),
-        (["--survive-launcher", "soon"], "argument --survive-launcher: invalid float value: 'soon'"),
+        (["--survive-launcher", "soon"], "argument --survive-launcher: 'soon': want a number of seconds, 1 to 86400"),
         (["--stdin", "0"], "--stdin needs the terminal of one launcher; leave out --survive-launcher"),
     ],
 )

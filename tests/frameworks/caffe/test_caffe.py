@@ -53,7 +53,7 @@ def test_what_the_command_cannot_is_told(tmp_path: Path) -> None:
         (("time",), "want train"),
         (("train",), "want --solver FILE"),
         (("train", "--solver", "s", "--gpu", "0"), "uses host memory only; give -n RANKS instead"),
-        (("train", "--solver", "s", "-n", "0"), "want an integer >= 1"),
+        (("train", "--solver", "s", "-n", "0"), "-n 0: want a whole number, 1 to"),
         (("train", "--solver", "nowhere.prototxt"), "there is no file nowhere.prototxt"),
     ):
         done = train(tmp_path, *options)
