@@ -18,7 +18,6 @@ def test_each_guide_has_its_line() -> None:
     assert len(LINES) == 4
 
 
-@pytest.mark.timeout(400)  # a busy machine
 @pytest.mark.parametrize("line", LINES)
 def test_the_line_asks_for_what_the_tests_run_with(line: str, tmp_path: Path) -> None:
     # `pip` is that of this environment, as after its activation. Without PYTHONPATH it finds the installed multiring.

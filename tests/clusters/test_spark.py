@@ -237,7 +237,7 @@ def test_horovods_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setenv("PYTHONPATH", path_with_horovod(os.environ))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == "a b multiring.horovod.spark_running\n", done.stderr
 
 

@@ -16,7 +16,6 @@ RUNS = {
 }
 
 
-@pytest.mark.timeout(240)  # one start does what two tests of 120 s did
 @pytest.mark.parametrize("program", RUNS)
 def test_a_case_of_each_shows_no_fault(program: str) -> None:
     words = [sys.executable, str(BENCHMARKS / program), "--only", RUNS[program], "--cases", "1", "--again"]

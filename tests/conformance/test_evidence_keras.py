@@ -18,7 +18,6 @@ LOADED = Process(
 
 
 @pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing")
-@pytest.mark.timeout(300)
 def test_random_programs_are_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     for tried in run_ranks(try_cases, 2, str(tmp_path), process=LOADED, deadline_s=280.0):

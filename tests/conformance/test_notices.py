@@ -68,7 +68,7 @@ def write_to_everybody(here: Here) -> bool:
             group.all_reduce(total, "average")
     next_tag = dict.fromkeys(others, 0)
     for _ in range(TAGS * len(others)):
-        notice = listener.heard.get(timeout=20)
+        notice = listener.heard.get(timeout=240)
         assert (notice.kind, notice.group, notice.tag) == (ControlMessageKind.MESSAGE, GROUP, next_tag[notice.rank])
         assert notice.payload == payload(notice.rank, notice.tag)
         next_tag[notice.rank] += 1
@@ -94,7 +94,7 @@ def hear_of_an_end(here: Here) -> tuple[int, bool] | None:
     group.barrier()
     if here.rank == 1:
         return None
-    lost = listener.lost.get(timeout=20)
+    lost = listener.lost.get(timeout=240)
     assert not control.send(1, GROUP, 0, b"to nobody")
     return lost
 

@@ -5,8 +5,6 @@ MULTIRING_TEST_DEVICE=cuda without `.ci/with-cuda` runs them on real devices; th
 
 import os
 
-import pytest
-
 _has_standins = "STANDIN_LIBRARIES" in os.environ
 # The environment of `make test` has torch's CPU build.
 collect_ignore_glob = [] if _has_standins or os.environ.get("MULTIRING_TEST_DEVICE") == "cuda" else ["test_*.py"]
@@ -16,13 +14,7 @@ if _has_standins:
     install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test five minutes: on a busy machine, importing torch's CUDA build takes one.
-
-    Forget the settings of benchmarks/evidence/torch/on_devices.py, too: the tests' programs know none of them.
-    """
-    for item in items:
-        if "cuda" in item.path.parts and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))
+def pytest_collection_modifyitems() -> None:
+    """Forget the settings of benchmarks/evidence/torch/on_devices.py: the tests' programs know none of them."""
     for name in ("MULTIRING_TEST_ALL_SHAPES", "MULTIRING_TEST_ALL_SEEDS"):
         os.environ.pop(name, None)

@@ -22,7 +22,6 @@ def conform(here: Here) -> tuple[list[tuple[str, str, str]], set[str]]:
     return results, told
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 def test_conforms(hosts: tuple[int, ...]) -> None:
     found = run_cuda(conform, hosts=hosts, deadline_s=400)

@@ -203,7 +203,7 @@ def test_the_launcher_restarts_it(tmp_path: Path) -> None:
         [*command, str(tmp_path), str(STEPS), str(ILLEGAL_ADDRESS)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
         env={**os.environ, "STANDIN_DEVICES": "2"},
     )

@@ -106,7 +106,7 @@ NAMES = {
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_call_that_fails_on_one_rank_fails_on_all(kind: str) -> None:
-    run_cuda(fail_everywhere, *NAMES[kind], deadline_s=100.0)
+    run_cuda(fail_everywhere, *NAMES[kind], deadline_s=240.0)
 
 
 def fail_in_the_backend(here: Here, place: str) -> None:
@@ -153,8 +153,8 @@ def fail_in_messages(here: Here, place: str) -> None:
 
 
 def test_messages_of_the_backend(tmp_path: Path) -> None:
-    run_cuda(fail_in_messages, str(tmp_path / "meeting"), deadline_s=100.0)
+    run_cuda(fail_in_messages, str(tmp_path / "meeting"), deadline_s=240.0)
 
 
 def test_in_the_backend(tmp_path: Path) -> None:
-    run_cuda(fail_in_the_backend, str(tmp_path / "meeting"), deadline_s=100.0)
+    run_cuda(fail_in_the_backend, str(tmp_path / "meeting"), deadline_s=240.0)

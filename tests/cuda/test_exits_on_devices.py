@@ -22,7 +22,7 @@ mt.init()
 device = mt.local_device()
 torch.cuda.set_device(device)
 small, large = torch.ones(5, device=device), torch.ones(1 << 16, device=device)
-wanted, until = os.environ["MULTIRING_DEVICE_PATH"], time.monotonic() + 150
+wanted, until = os.environ["MULTIRING_DEVICE_PATH"], time.monotonic() + 240
 while wanted == "nccl":  # the ranks decide beside the program
     mt.allreduce(large)
     ready = mt.allgather_object(mt.device_path())
@@ -60,7 +60,6 @@ SAMPLE = [("staged", "end"), ("nccl", "exception"), ("nccl", "end"), ("staged", 
 CASES = list(product(("staged", "nccl"), CODES)) if HAS_ALL else SAMPLE
 
 
-@pytest.mark.timeout(320)  # torch's CUDA build alone takes a minute to import on a busy machine
 @pytest.mark.parametrize(("path", "way"), CASES)
 def test_a_process_ends_as_its_program_does(path: str, way: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

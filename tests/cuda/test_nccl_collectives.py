@@ -31,7 +31,7 @@ OPS: dict[str, Any] = {
 }
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-DECISION_S = 30
+DECISION_S = 120
 
 
 def enter(**settings: Any) -> torch.device:

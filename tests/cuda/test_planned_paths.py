@@ -20,7 +20,7 @@ from multiring.torch.path_agreement import DevicePath
 
 SHAPES = ((1, 2), (2, 2), (2, 1))
 ELEMENTS = (1 << 8, 1 << 16, 1 << 20)
-DECISION_S = 30
+DECISION_S = 120
 COPIES = {"copy_latency_s": 1e-6, "to_host_bytes_per_s": 1e9, "to_device_bytes_per_s": 1e9}
 
 

@@ -38,7 +38,7 @@ def digits(ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "aut
         capture_output=True,
         text=True,
         env={**ONE_THREAD, "MULTIRING_ENGINE": engine},
-        timeout=110,
+        timeout=240,
         check=False,
     )
 

@@ -14,7 +14,7 @@ from tests.support.ranks import Process, run_ranks
 STEPS = 20
 FEW = {"tinygrad": 3}  # compiles for half a second in each step; all steps from the third on are alike
 TRAINED = 112  # steps, which are 8 epochs
-PATIENCE_S = 100
+PATIENCE_S = 240
 IMAGE = 1 / 360  # one of the 360 test images
 LOADED = Process(beforehand=("sklearn.datasets",))
 

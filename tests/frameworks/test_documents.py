@@ -31,7 +31,6 @@ COMMAND = re.compile(
 LOADED = Process(nursery="torch", beforehand=("multiring.training", "torch.nn.parallel", "sklearn.datasets"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("document", "count"), DOCUMENTS.items())
 def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []

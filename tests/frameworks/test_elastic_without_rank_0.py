@@ -76,6 +76,6 @@ def continued(here: Here, name: str) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize("name", STATES)
 def test_all_ranks_take_the_state_of_a_rank_with_a_commit(name: str) -> None:
     process = Process(nursery={"torch": "torch", "jax": "jax", "tensorflow": "tensorflow"}[name])
-    (committed, _), *_ = found = run_ranks(continued, 3, name, process=process, deadline_s=100.0)
+    (committed, _), *_ = found = run_ranks(continued, 3, name, process=process, deadline_s=240.0)
     assert committed[0] == 3.0
     assert [each for _, each in found] == [committed] * 3

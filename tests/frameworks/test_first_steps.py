@@ -12,7 +12,6 @@ from tests.support.ranks import Here, Process, run_ranks
 
 pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
-    pytest.mark.timeout(300),
 ]
 
 
@@ -27,7 +26,7 @@ def run_with(backend: str, name: str, ranks: int) -> list[Any]:
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         process = Process(nursery="keras", beforehand=("tests.support.first_steps_programs",))
-        return run_ranks(call, ranks, name, process=process, deadline_s=200.0)
+        return run_ranks(call, ranks, name, process=process, deadline_s=240.0)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])

@@ -122,7 +122,7 @@ def test_commands_say_what_the_page_says(what: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert re.search(pattern(rows()[what][0]), done.stderr, re.DOTALL), done.stderr

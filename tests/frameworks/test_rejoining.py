@@ -22,7 +22,7 @@ import multiring.torch as mt
 from multiring.data import Dataset
 from multiring.errors import StateError
 
-PATIENT_S = 100.0  # compilation is slow on few cores
+PATIENT_S = 240.0  # compilation is slow on few cores
 OPTIMIZERS: dict[str, Any] = {
     "average": lambda model: mt.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
@@ -158,13 +158,11 @@ def test_process_sets_keep_their_numbers() -> None:
     run_ranks(sets_stay, 3)
 
 
-@pytest.mark.timeout(200)
 def test_what_jax_compiled_is_of_the_job_that_there_is() -> None:
     pytest.importorskip("jax")
     run_ranks(with_jax, 3, process=Process(nursery="jax", beforehand=("multiring.jax",)), deadline_s=PATIENT_S)
 
 
-@pytest.mark.timeout(200)
 def test_what_tensorflow_traced_is_of_the_job_that_there_is() -> None:
     pytest.importorskip("tensorflow")
     process = Process(nursery="tf", beforehand=("multiring.tensorflow",))

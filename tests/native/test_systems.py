@@ -23,7 +23,7 @@ def test_the_build_refuses_other_systems(system: str, processor: str, tmp_path: 
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     message = " ".join(configuration.stderr.split())
     assert configuration.returncode != 0

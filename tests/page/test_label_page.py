@@ -37,7 +37,7 @@ class Server:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         os.kill(self.process.pid, number)
-        self.process.wait(30)
+        self.process.wait(240)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

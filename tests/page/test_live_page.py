@@ -53,7 +53,7 @@ class WatchedJob:
 
     def end(self) -> None:
         self._there.unlink(missing_ok=True)
-        self.process.communicate(timeout=120)
+        self.process.communicate(timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_a_round_takes_few_messages_and_steps(ranks: int, radix: int) -> None:
 def test_ranks_that_are_processes_take_as_few() -> None:
     command = [sys.executable, "-W", "error::ResourceWarning", control_plane.__file__]
     command += ["--processes", "--ranks", "1,30", "--radix", "3"]
-    printed = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
+    printed = subprocess.run(command, check=True, timeout=240, capture_output=True, text=True).stdout
     counted = count(ranks=30, radix=3, operations=4)
     *_, last = printed.splitlines()
     values = [30, 3, counted.most_sent, 4, counted.most_taken, 58, counted.steps, 8, 2, counted.longest_bytes]

@@ -88,5 +88,5 @@ def test_horovods_executor_refuses_a_varying_number_of_ranks(asked: dict[str, An
 def test_horovods_modules_of_ray_are_there(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", path_with_horovod(os.environ))
     program = f"import {module} as found; print(*found.__all__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert "RayExecutor" in done.stdout, done.stderr

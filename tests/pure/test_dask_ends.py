@@ -20,7 +20,7 @@ class Future:
         return self.is_done
 
     def result(self) -> Any:
-        assert self.has_come.wait(60)
+        assert self.has_come.wait(240)
         if isinstance(self._result, BaseException):
             raise self._result
         return self._result

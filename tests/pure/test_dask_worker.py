@@ -16,7 +16,7 @@ from multiring.dask import worker
 
 JOB = "dask-test"
 POSITION = positions_of([facts_here("w")])[0]
-LONG_S = 60.0
+LONG_S = 240.0
 
 
 class Keeper:

@@ -216,7 +216,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_has_not(tmp_path: Path) -> No
     begun.wait()
     child = multiprocessing.get_context("fork").Process(target=lambda: cache.get("key", 1, lambda: b"abc"))
     child.start()
-    child.join(30)
+    child.join(240)
     code = child.exitcode
     child.kill()
     goes_on.set()
@@ -327,7 +327,7 @@ def test_fsspec_reads_through_the_cache(large: str, tmp_path: Path, monkeypatch:
 def test_a_source_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage("memory://stalled", timeout_s=0.1)
     ended = threading.Event()
-    monkeypatch.setattr(storage._system, "find", lambda *_: ended.wait(5))  # type: ignore[attr-defined]
+    monkeypatch.setattr(storage._system, "find", lambda *_: ended.wait(240))  # type: ignore[attr-defined]
     with pytest.raises(SourceTimeoutError, match=r"memory://stalled: the source has not sent .* within 0\.1 s"):
         storage.names()
     ended.set()

@@ -85,14 +85,14 @@ def test_readers_do_not_wait_for_a_look_at_the_folder(tmp_path: Path, monkeypatc
     def slow(key: str) -> list[int]:
         del key
         looks.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(240)
         return []
 
     monkeypatch.setattr(cache, "numbers", slow)
     keeping._look_at = 0.0
     looker = threading.Thread(target=keeping.advance, args=(1,))
     looker.start()
-    assert looks.wait(10)
+    assert looks.wait(240)
     done = threading.Event()
 
     def read() -> None:
@@ -104,7 +104,7 @@ def test_readers_do_not_wait_for_a_look_at_the_folder(tmp_path: Path, monkeypatc
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        assert done.wait(10), "a reader waits for the listing of the folder"
+        assert done.wait(240), "a reader waits for the listing of the folder"
     finally:
         goes_on.set()
         looker.join()

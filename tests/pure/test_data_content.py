@@ -197,7 +197,7 @@ def test_a_program_that_fed_hdf5_ends_well(tmp_path: Path) -> None:
             file["x"] = np.arange(5)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", FED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", FED, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
         )
         assert (done.returncode, done.stdout) == (0, "200\n200\n(3,)\n"), done.stderr
 

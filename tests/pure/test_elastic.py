@@ -160,7 +160,7 @@ class Job:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._told: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=20)
+        self._barrier = threading.Barrier(ranks, timeout=240)
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._told[rank] = value

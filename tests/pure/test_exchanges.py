@@ -112,12 +112,12 @@ def test_a_way_of_last_resort_that_hangs_is_closed_when_it_ends(monkeypatch: pyt
     class Hanging(Board):
         def publish(self, text: str) -> bool:
             began.set()
-            goes_on.wait(60)
+            goes_on.wait(240)
             return super().publish(text)
 
     hanging = Hanging("file", {}, is_last=True)
     publication = publish([Board("a", {}), hanging], "here", "advice")
-    assert began.wait(60)
+    assert began.wait(240)
     publication.close()
     assert hanging.closed == 0
     goes_on.set()
@@ -436,7 +436,7 @@ def test_a_rank_that_met_otherwise_ends_pmi_once_the_fence_has_ended(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 60
+    latest = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < latest
         time.sleep(0.01)
@@ -500,7 +500,7 @@ class SilentLibrary:
         def call(*_: object) -> int:
             self.calls.append(name)
             if name == self._silent:
-                self.awaken.wait(60)
+                self.awaken.wait(240)
             return -46 if name == "PMIx_Get" else 0  # PMIX_ERR_NOT_FOUND
 
         return call
@@ -630,7 +630,7 @@ def test_munges_listener_does_not_decode_what_a_caller_asked_that_has_gone(
 
     def decode(data: bytes) -> bytes:
         decoded.append(data)
-        is_free.wait(60)
+        is_free.wait(240)
         raise ExchangeError("of no interest")
 
     monkeypatch.setattr("multiring._exchanges.munge._decode", decode)

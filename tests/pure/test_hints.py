@@ -40,7 +40,9 @@ def test_a_limit_of_processes_has_these_words() -> None:
         "{}\n"
     )
     for act in ("os.fork()", "threading.Thread(target=print).start()"):
-        done = subprocess.run([sys.executable, "-c", program.format(act)], capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(act)], capture_output=True, timeout=240, check=False
+        )
         assert done.returncode == 1
         [hint] = hints_for(done.stderr.splitlines())
         assert "the limit of processes is used up" in hint

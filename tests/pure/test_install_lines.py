@@ -66,7 +66,7 @@ def installed(lines: list[str], indexes: tuple[Path, Path], folder: Path) -> set
         variables = {"PIP_INDEX_URL": pypi, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "UV_NO_CONFIG": "1"}
         variables |= {"UV_INDEX_URL": pypi}
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
-        subprocess.run([*program, *arguments], env=kept | variables, check=True, timeout=120)
+        subprocess.run([*program, *arguments], env=kept | variables, check=True, timeout=240)
     return {each.name.partition("-")[0] for each in (folder / "env").rglob("*.dist-info")}
 
 

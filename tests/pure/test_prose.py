@@ -26,7 +26,7 @@ BAD = {
 
 def prose(*pages: Path) -> tuple[int, str]:
     command = [sys.executable, str(ROOT / "tests" / "prose.py"), *map(str, pages)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

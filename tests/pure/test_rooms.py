@@ -116,7 +116,7 @@ loaded = {{name.partition(".")[0] for name in sys.modules}}
 foreign = {{"torch", "mpi4py", "tensorflow", "jax", "chainer", "caffe"}} & loaded
 assert not foreign, foreign
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("package", ["multiring", "multiring.torch"])
@@ -142,7 +142,7 @@ assert dict(os.environ) == environment
 assert os.listdir("/proc/self/fd") == descriptors
 assert os.listdir("/proc/self/task") == threads
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("package", ["multiring", "multiring._launch", "multiring._runtime"])

@@ -40,7 +40,7 @@ def go_on(copy: "subprocess.Popen[str]") -> None:
 
 def ended(copy: "subprocess.Popen[str]") -> None:
     copy.kill()
-    copy.communicate(timeout=60)
+    copy.communicate(timeout=240)
 
 
 def test_a_copy_runs_from_its_warm_up_to_its_end(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_hooks_call_pinned_tools_of_the_environment_only() -> None:
 def test_precommit_takes_the_configuration() -> None:
     program = Path(sysconfig.get_path("scripts")) / "pre-commit"
     command = [str(program), "validate-config", str(ROOT / ".pre-commit-config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -222,7 +222,7 @@ def test_the_workflows_linter_says_where_it_was_not_run(tmp_path: Path, may: boo
     (tmp_path / "bin" / "dirname").symlink_to("/usr/bin/dirname")
     variables = {"PATH": str(tmp_path / "bin")} | ({"MAY_BE_UNTRIED": "1"} if may else {})
     command = ["/bin/bash", str(script), "2.0.6"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == (0 if may else 1)
     assert done.stderr == "UNTRIED: there is no node or no npm on PATH; no workflow was checked\n"
 

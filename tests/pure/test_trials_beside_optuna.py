@@ -227,7 +227,7 @@ def played(space: Space, sampler: Any, pruner: Any, trials: int, ranks: Any, see
     holder = StudyHolder(plan, found)
     vars(holder)["_came"] = found
     holder.start()
-    vars(holder)["_thread"].join(60.0)
+    vars(holder)["_thread"].join(240.0)
     assert not vars(holder)["_thread"].is_alive()
     return found, plan.study
 

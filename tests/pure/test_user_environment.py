@@ -34,7 +34,7 @@ def test_a_run_of_tests_takes_nothing_over_and_leaves_nothing(tmp_path: Path) ->
         env={**outer, **dict.fromkeys(NAMES, THEIRS), "HOME": str(home), "TMPDIR": str(places)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -336,7 +336,7 @@ with VisionProject.open(sys.argv[1]) as project:
 
 def test_several_processes_write_at_a_time(project: VisionProject) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(project.folder), name]) for name in ("ann", "bob")]
-    assert [each.wait(100) for each in writers] == [0, 0]
+    assert [each.wait(240) for each in writers] == [0, 0]
     found = project.history("a.png")
     assert len(found) == 80
     for name in ("ann", "bob"):

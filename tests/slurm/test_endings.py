@@ -10,8 +10,6 @@ from tests.support import secret_search
 from tests.support.slurm_cluster import HOME, USER_NUMBER, SlurmCluster
 from tests.support.slurm_training import TRAIN, check_requeue, job_number, steps_in
 
-pytestmark = pytest.mark.timeout(300)  # a busy machine
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
@@ -25,7 +23,7 @@ def test_a_killed_rank_is_named(cluster: SlurmCluster) -> None:
     cluster.wait_for(lambda: steps_in(cluster, "killed") > 2)
     pids = cluster.root("pgrep", "-f", "programs/train.py.*killed", host=1).split()
     cluster.root("kill", "-9", *pids, host=1)
-    errors = job.communicate(timeout=120)[1]
+    errors = job.communicate(timeout=240)[1]
     assert job.returncode != 0
     assert "PeerLostError" in errors
     assert "rank 1" in errors
@@ -37,7 +35,7 @@ def test_a_job_goes_on_without_a_daemon_of_slurm(cluster: SlurmCluster) -> None:
     cluster.kill_slurmd(1)
     cluster.wait_for(lambda: steps_in(cluster, "daemon") == 60)
     cluster.start_slurmd(1)
-    output, errors = job.communicate(timeout=120)
+    output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, errors
     assert output.count("ends with") == 2
 
@@ -86,7 +84,7 @@ def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(
         if by_run:  # salloc waits for the command even if it gets SIGTERM
             cluster.root("pkill", "-f", "[m]ultiring run")
         job.terminate()
-        errors = job.communicate(timeout=120)[1]
+        errors = job.communicate(timeout=240)[1]
     assert secret not in errors
     for host in range(2):  # a process of Slurm's may take a moment to remove its files
         cluster.wait_for(lambda host=host: cluster.root("python3", look, "--left", secret, host=host) == "[]\n")  # type: ignore[misc]
@@ -97,7 +95,7 @@ def test_a_killed_host_is_named_in_time(cluster: SlurmCluster) -> None:
     cluster.wait_for(lambda: steps_in(cluster, "host") > 2)
     began = time.monotonic()
     cluster.kill_host(2)
-    errors = job.communicate(timeout=120)[1]
+    errors = job.communicate(timeout=240)[1]
     assert job.returncode != 0
     assert "host2" in errors
     assert time.monotonic() - began < 30, errors

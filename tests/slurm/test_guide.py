@@ -9,7 +9,6 @@ from tests.support.page_commands import COMMANDS, SITE, Read
 from tests.support.slurm_cluster import HOME, SlurmCluster
 from tests.support.slurm_training import AGAIN
 
-pytestmark = pytest.mark.timeout(300)  # a busy machine
 PAGE = (ROOT / "docs" / "guide_slurm.md").read_text("utf-8")
 
 

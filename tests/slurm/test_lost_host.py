@@ -1,10 +1,8 @@
 """Jobs of Slurm whose host dies are requeued, and resume to the same weights on other hosts."""
 
-import pytest
 from tests.support.slurm_cluster import HOME, SlurmCluster
 from tests.support.slurm_training import AGAIN, TRAIN, endings_of, job_number, steps_in
 
-pytestmark = pytest.mark.timeout(400)  # a busy machine
 STEPS = "/opt/programs/train.py 120 0.1"
 LAUNCHERS = {"srun": "srun python", "run": "multiring run"}
 

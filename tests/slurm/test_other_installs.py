@@ -8,7 +8,6 @@ import pytest
 from tests.support import other_installs
 from tests.support.slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.timeout(300)  # a busy machine
 SAY = "import multiring\nmultiring.init().barrier()\nprint('well', flush=True)\n"
 PROGRAM = "/opt/programs/say.py"
 OTHER_RELEASE = f"on Python {sys.version_info[0]}.{sys.version_info[1]}.99, and this host has"
@@ -34,7 +33,7 @@ def on_host(cluster: SlurmCluster, number: int, script: str) -> Iterator[None]:
 def refused(cluster: SlurmCluster, *command: str, limit_s: str = "12") -> str:
     """Return what a job of two nodes that must fail writes to the launching terminal."""
     job = cluster.user(*command, MULTIRING_INIT_TIMEOUT_S=limit_s)
-    output, errors = job.communicate(timeout=150)
+    output, errors = job.communicate(timeout=240)
     assert job.returncode != 0, output
     assert "well" not in output
     cluster.wait_for_idle()
@@ -98,7 +97,7 @@ def test_a_folder_that_is_not_shared(cluster: SlurmCluster, launcher: str) -> No
 
 def test_a_program_without_srun_says_that_the_allocation_has_more_tasks(cluster: SlurmCluster) -> None:
     job = cluster.user("salloc", "-N2", "-n4", "python", PROGRAM)
-    _, errors = job.communicate(timeout=150)
+    _, errors = job.communicate(timeout=240)
     assert "this process is a job of one rank, although its Slurm allocation has 4 tasks: start it with srun" in errors
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 from tests.support.slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.timeout(300)  # a busy machine
-
 
 @pytest.fixture
 def cluster() -> Iterator[SlurmCluster]:

@@ -40,7 +40,7 @@ def wait_for_size(process: Process, size: int) -> None:
 
 def told(process: Process) -> tuple[int, str, str]:
     """Return a node's exit code and output."""
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out.decode(), err.decode()
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.support.horovod_schedules import SCHEDULES
 from tests.support.ssh_hosts import SshHosts
 
-pytestmark = pytest.mark.timeout(400)
 CASES = [
     ("torch", "hosts_are_added_and_removed"),
     ("torch", "one_rank_is_killed"),

@@ -35,7 +35,7 @@ def node(hosts: SshHosts, number: int, *words: str, nodes: int = 2, secret: str 
 
 def ends(*processes: Process) -> list[tuple[int, str, str]]:
     """Return the exit code and the output of each process."""
-    told = [process.communicate(timeout=90) for process in processes]
+    told = [process.communicate(timeout=240) for process in processes]
     return [
         (process.returncode, out.decode(), err.decode()) for process, (out, err) in zip(processes, told, strict=True)
     ]
@@ -141,7 +141,7 @@ def test_a_port_that_is_in_use_is_named(hosts: SshHosts) -> None:
     assert listener.stdout is not None
     assert listener.stdout.readline() == b"1\n"
     [(code, _, err)] = ends(node(hosts, 0, "again.py"))
-    listener.communicate(b"\n", timeout=90)
+    listener.communicate(b"\n", timeout=240)
     assert code == 2
     assert "cannot listen at host0:29400: Address already in use; choose another port" in err
 

@@ -29,7 +29,7 @@ def wait_for_size(process: Process, size: int) -> None:
 def ends(hosts: SshHosts, process: Process) -> tuple[list[list[Any]], str]:
     """Let the job end; return what its ranks say, and what the launcher says."""
     hosts.write("stop", "", hosts=[0])
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=240)
     told = ends_in(out.decode())
     assert process.returncode == 0, err.decode()
     return sorted(told), err.decode()
@@ -37,7 +37,7 @@ def ends(hosts: SshHosts, process: Process) -> tuple[list[list[Any]], str]:
 
 def wait_until_ended(hosts: SshHosts, number: int, of: str = "python") -> None:
     """Wait until a host has no process of the job. That of sshd does not learn that the wire is cut."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while any(of in line for line in hosts.processes_of_user(number)):
         assert time.monotonic() < until, hosts.processes_of_user(number)
         time.sleep(0.2)

@@ -151,7 +151,7 @@ def test_a_driver_that_ends_leaves_nothing(hosts: SshHosts, number: int) -> None
         at_work = f"for _ in $(seq 300); do [ -e /tmp/at-work-{rank} ] && exit; sleep 0.1; done; exit 1"
         hosts.as_root(hosts.lab.hosts[host], at_work)
     driver.send_signal(number)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=240)
     assert driver.returncode != 0
     for place in range(3):
         assert hosts.wait_until_gone(place) == []
@@ -168,7 +168,7 @@ def test_a_killed_host_is_named(own_hosts: SshHosts) -> None:
     at_work = "for _ in $(seq 300); do [ -e /tmp/at-work-1 ] && exit; sleep 0.1; done; exit 1"
     hosts.as_root(hosts.lab.hosts[1], at_work)
     hosts.lab.apply(parse_fault(["kill", "host1"], hosts.lab.plan))
-    out, err = driver.communicate(timeout=60)
+    out, err = driver.communicate(timeout=240)
     told = json.loads(out.decode().partition("TOLD ")[2])
     assert told["error"] == "LaunchError"
     assert "rank 1" in err.decode()

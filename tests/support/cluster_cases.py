@@ -126,7 +126,7 @@ def _processes_of_ranks(hosts: ClusterHosts) -> list[str]:
 
 
 def _wait_until(holds: Callable[[], bool], shown: Callable[[], str]) -> None:
-    until = time.monotonic() + 150
+    until = time.monotonic() + 240
     while not holds():
         assert time.monotonic() < until, shown()
         time.sleep(0.2)

@@ -44,7 +44,7 @@ def ray_jobs(address: str) -> None:
         from ray.util import placement_group_table  # noqa: PLC0415 -- as above
 
         groups = [each["state"] for each in placement_group_table().values() if each["state"] != "REMOVED"]
-        until = time.monotonic() + 30
+        until = time.monotonic() + 240
         while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"] and time.monotonic() < until:
             time.sleep(0.2)
         return {"groups": groups, "cpus": ray.available_resources().get("CPU")}
@@ -91,7 +91,7 @@ def dask_jobs(address: str) -> None:
         client.gather(busy)
         report("pickle", lambda: run(programs.tell_numbers, 1, sys.stdin))
         report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=240)
         report("again", lambda: run(programs.tell_numbers, 4))
         report("left", lambda: [len(client.processing()[worker]) for worker in client.processing()])
 
@@ -153,7 +153,7 @@ def _occupied() -> Iterator[str]:
 
 
 def _wait_until_occupied(path: str, tasks: int) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while len(list(Path(path).parent.iterdir())) <= tasks:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -142,7 +142,7 @@ def _holds(path: Path, secret: bytes) -> bool:
 def wait_while_there(path: str) -> None:
     """Use a slot of the cluster until a file is gone, a minute at most."""
     Path(f"{path}-{os.getpid()}-{threading.get_ident()}").touch()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while Path(path).exists() and time.monotonic() < until:
         time.sleep(0.05)
 

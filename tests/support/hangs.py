@@ -170,7 +170,7 @@ def check(case: Case) -> float:
         AssertionError: a rank got a wrong error or none.
     """
     faults: list[Fault] = [freeze(case.culprit).at("to be stopped")] if case.kind == "stopped" else []
-    report = report_of(live, case.ranks, case, engine=case.engine, faults=faults, deadline_s=40)
+    report = report_of(live, case.ranks, case, engine=case.engine, faults=faults, deadline_s=120)
     longest_s = 0.0
     for outcome in report.outcomes:
         if outcome.rank == case.culprit and case.kind in ABSENCES:

@@ -164,7 +164,7 @@ def run(
             _, err = process.communicate(timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
             process.terminate()
-            raise AssertionError(f"it hangs: {process.communicate(timeout=60)}") from None
+            raise AssertionError(f"it hangs: {process.communicate(timeout=240)}") from None
         log = shared / "log"
         lines = log.read_text().splitlines() if log.exists() else []
     for number in range(2):

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 _NAMESPACES = ("mnt", "net", "uts", "ipc", "pid", "pid_for_children")
 
 

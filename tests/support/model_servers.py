@@ -30,7 +30,7 @@ class RunningServer:
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request on a connection of its own; return status, headers and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         try:
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
@@ -59,7 +59,7 @@ class RunningServer:
     def end(self) -> str:
         """Send SIGTERM, wait, and return the rest of the output. The exit code must be 0."""
         self.process.send_signal(signal.SIGTERM)
-        rest, _ = self.process.communicate(timeout=60)
+        rest, _ = self.process.communicate(timeout=240)
         assert self.process.returncode == 0, rest
         return rest
 
@@ -114,12 +114,12 @@ class ClientLoad:
     def join(self) -> None:
         """Wait until the clients have ended."""
         for each in self._threads:
-            each.join(timeout=100)
+            each.join(timeout=240)
             assert not each.is_alive()
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=240)
             try:
                 connection.connect()
                 if count := self._ask_often(connection):

@@ -25,8 +25,8 @@ USER, UID = "learner", 61_234
 HOME = Path("/home/learner")
 ROOT = Path(__file__).parents[2]
 RUN = (sys.executable, "-m", "multiring", "run")
-_UP_S = 30.0
-_LONGEST_S = 100.0
+_UP_S = 240.0
+_LONGEST_S = 240.0
 # All of /etc is mounted: a mount on /etc/passwd alone is lost when a package that is being installed adds a user.
 _FURNISH = """
 mount -t tmpfs -o mode=755 tmpfs /home

@@ -119,7 +119,7 @@ def after_all_left(here: Here) -> None:
     if here.rank == 1:
         return
     array, copy = np.arange(5.0), np.zeros(5)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not group.calls.services.context.losses() and time.monotonic() < deadline:
         time.sleep(0.01)
     box.send(array, here.rank).wait()
@@ -185,7 +185,7 @@ def a_death(here: Here, names_source: bool) -> str:  # noqa: FBT001 -- of the te
     try:
         if here.rank != 2:
             box.recv(np.zeros(1), None, 1) if names_source else None
-            box.recv(np.zeros(1), 2 if names_source else None, 1).wait(30)
+            box.recv(np.zeros(1), 2 if names_source else None, 1).wait(240)
         else:
             time.sleep(30)
     except MultiringError as error:

@@ -25,7 +25,7 @@ from multiring._bench.workers.contract import Case, write_cases
 from multiring._settings import environment_of
 
 PRETENDER = Path(__file__).parents[1] / "support" / "bench_workers" / "pretender.py"
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 QUESTION = Question(collective="all_reduce", ranks=2, size_bytes=4096)
 TWICE = Manner(alternations=2, calls=3)
 SMALL = Knob(name="OF_SMALL", value="1", when=lambda case, _: case.size_bytes <= 64, why="a test", source="none")

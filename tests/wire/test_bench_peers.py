@@ -47,7 +47,7 @@ def start(
     write_cases(made, tmp_path / "case.json")
     job = command_of(PEERS[library], ranks, worker or PEERS[library].worker, tmp_path / "case.json")
     environment = inherited_environment() | dict(job.variables)
-    return subprocess.run(job.command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(job.command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def assert_timed(answers: list[dict[str, Any]], calls: int = 2) -> None:

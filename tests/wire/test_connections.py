@@ -43,13 +43,13 @@ def run_programs(here: Here, seeds: list[int]) -> int:
 @pytest.mark.parametrize(("connections", "seal"), [(2, 0), (4, 1)])
 def test_random_programs(connections: int, seal: int) -> None:
     found = run_ranks(
-        run_programs, 3, [7, 11], engine="tcp", connections=connections, seal=seal, secret=SECRET, deadline_s=120.0
+        run_programs, 3, [7, 11], engine="tcp", connections=connections, seal=seal, secret=SECRET, deadline_s=240.0
     )
     assert found == [2] * 3
 
 
 def test_hosts_of_several_ranks() -> None:
-    assert run_ranks(run_programs, 4, [13], engine="shm+tcp", connections=4, deadline_s=120.0) == [1] * 4
+    assert run_ranks(run_programs, 4, [13], engine="shm+tcp", connections=4, deadline_s=240.0) == [1] * 4
 
 
 @pytest.mark.parametrize("by_rank", [[4, 2, 4], [None, 3, None]])

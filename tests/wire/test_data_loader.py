@@ -276,7 +276,7 @@ def test_workers_that_die_without_a_task_are_not_replaced_for_ever(url: str, mon
     with pytest.raises(DataError, match=r"3 data workers (ended with exit code 7|died at samples)"):
         list(loader)
     crew: Any = loader._workers
-    crew._thread.join(60)
+    crew._thread.join(240)
     assert not crew._thread.is_alive()
     loader.close()
 

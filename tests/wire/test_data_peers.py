@@ -100,7 +100,7 @@ def staged(exchanges: list[Exchange], **options: Any) -> None:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(240)
         assert not each.is_alive()
 
 
@@ -167,7 +167,7 @@ def server(url: str, tmp_path: Path) -> Iterator[tuple[TcpAddress, list[str]]]:
 
 
 def connected(address: TcpAddress) -> tuple[socket.socket, str]:
-    sock = socket.create_connection((address.host, address.port), timeout=20)
+    sock = socket.create_connection((address.host, address.port), timeout=240)
     (length,) = struct.unpack(">I", sock.recv(4))
     return sock, json.loads(sock.recv(length))["nonce"]
 

@@ -169,7 +169,7 @@ if __name__ == "__main__":
 def test_a_program_that_ends_replaces_no_worker(tmp_path: Path) -> None:
     (tmp_path / "left_open.py").write_text(LEFT_OPEN)
     words = [sys.executable, "left_open.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")
 
 
@@ -183,7 +183,7 @@ def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
         (other,), workers = sorted((training.stdout.readline().split() for _ in range(2)), key=len)
         training.kill()
         training.wait()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 240
         try:
             while left := [each for each in workers if Path(f"/proc/{each}").exists()]:
                 assert time.monotonic() < until, f"workers {left} are still alive"
@@ -192,7 +192,6 @@ def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
             os.kill(int(other), signal.SIGKILL)
 
 
-@pytest.mark.timeout(300)
 def test_all_ranks_measure_their_input_at_once(tmp_path: Path) -> None:
     """The first rank saves what one worker takes, and each rank tells its own rates."""
     (tmp_path / "d").mkdir()

@@ -16,4 +16,4 @@ def compiled() -> None:
     [("shm", 2, "staged"), ("shm+tcp", 3, "staged"), ("shm", 2, "nccl"), ("shm", 3, "nccl")],
 )
 def test_random_programs(engine: str, ranks: int, carrier: str) -> None:
-    run_ranks(run_engine_programs, ranks, [1, 2], carrier, engine=engine, deadline_s=120.0)
+    run_ranks(run_engine_programs, ranks, [1, 2], carrier, engine=engine, deadline_s=240.0)

@@ -102,5 +102,5 @@ def test_a_handled_signal_does_not_kill_a_program_that_has_ended(way: str, code:
 
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=240, check=False
     )

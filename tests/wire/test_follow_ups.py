@@ -58,7 +58,7 @@ def follow(here: Here) -> list[tuple[int, int, float]]:
         with pytest.raises(MismatchError):
             handle.wait()
     for _ in range(7):
-        assert ended.acquire(timeout=20)
+        assert ended.acquire(timeout=240)
     follow_ups.close()
     return sorted(found)
 

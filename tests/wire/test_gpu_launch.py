@@ -56,7 +56,7 @@ def told(folder: Path, *words: str) -> str:
         env=os.environ | {"LD_LIBRARY_PATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.stderr

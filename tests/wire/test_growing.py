@@ -97,7 +97,6 @@ def run(folder: Path, program: str, *words: str, ranks: int, most: int, options:
     )  # fmt: skip
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", DEATHS)
 def test_newcomers_replace_lost_ranks(tmp_path: Path, case: str) -> None:
     deaths, left, firsts = DEATHS[case]
@@ -195,7 +194,6 @@ print("END", number)
 """
 
 
-@pytest.mark.timeout(600)
 def test_newcomers_that_fail_at_once_are_not_replaced_for_ever(tmp_path: Path) -> None:
     done = run(tmp_path, FAILING, ranks=2, most=2)
     assert done.returncode == 0, done.stderr
@@ -215,7 +213,7 @@ def test_who_is_refused(tmp_path: Path) -> None:
     ):
         done = subprocess.run(
             [sys.executable, "-m", "multiring", "run", *words, "true"],
-            capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+            capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 2, done.stderr
         assert text in done.stderr, done.stderr
@@ -247,5 +245,5 @@ def test_a_number_stands_for_one_process(tmp_path: Path) -> None:
             assert point.is_complete
     finally:
         is_over.set()
-        server.join(60)
+        server.join(240)
         point.close()

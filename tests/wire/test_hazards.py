@@ -75,7 +75,7 @@ def raise_meanwhile(here: Here) -> None:
 
 
 def test_an_open_operation_of_several_steps_keeps_no_rank_alive() -> None:
-    report = report_of(raise_meanwhile, 2, deadline_s=30, process=Process(ends_fully=True))
+    report = report_of(raise_meanwhile, 2, deadline_s=240, process=Process(ends_fully=True))
     assert "boom" in str(report.outcomes[0].error)
     assert "rank 0" in str(report.outcomes[1].error)
 

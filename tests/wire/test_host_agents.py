@@ -48,7 +48,7 @@ def started(*words: str, **variables: str) -> "subprocess.Popen[str]":
 
 def told(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Return the exit code and the output of a process."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 
@@ -189,7 +189,7 @@ def test_a_host_that_cannot_start_its_ranks_is_not_waited_for(tmp_path: Path) ->
         "localhost:2",
         str(script),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 127
     assert f"cannot execute {str(script)!r}: its interpreter does not exist" in done.stderr
 
@@ -200,7 +200,7 @@ def test_no_rank_starts_if_its_log_cannot_be_written(tmp_path: Path) -> None:
         [*module_command("multiring", "run"), "--hosts", "localhost:2", "--log-dir", "/proc/no", "touch", str(mark)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert "cannot write /proc/no/rank-0.out: No such file or directory" in done.stderr
@@ -250,7 +250,7 @@ def break_link(session: HostSession) -> None:
 
 def wait_for(is_true: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not is_true():
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -480,7 +480,7 @@ def test_the_exit_code_stays_if_the_job_cannot_start_again(tmp_path: Path) -> No
 def test_files_of_the_current_folder_do_not_shadow_the_standard_library(tmp_path: Path) -> None:
     (tmp_path / "secrets.py").write_text("raise SystemExit('the wrong module')")
     command = module_command("multiring._launch.host_agent", "none")
-    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("multiring: only multiring run starts this module")
 
@@ -510,7 +510,7 @@ def test_the_reason_of_a_loss_is_not_what_was_printed_before_the_agent_came() ->
         assert early.reason() == "srun: the reason"
         late.take_hello({})
         process.stdin.write(b"on\n")
-        process.wait(60)
+        process.wait(240)
         assert late.reason() == "srun was killed by SIGKILL"
 
 

@@ -41,7 +41,7 @@ def run_in(lab: Lab, host: int, *command: str) -> str:
     with lab.hosts[host].birthplace():
         prepare = lab.hosts[host].preparation(Path("/"))
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)  # noqa: PLW1509 -- one thread
-    return process.communicate(timeout=30)[0]
+    return process.communicate(timeout=240)[0]
 
 
 def fault(lab: Lab, words: str) -> None:
@@ -281,14 +281,14 @@ def test_a_host_is_frozen_thawed_and_killed() -> None:
         fault(lab, "thaw host1")
         assert state_within(stat, "S")
         fault(lab, "kill host1")
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(240) == -signal.SIGKILL
         for words in ("thaw host1", "slow host1 1mbit", "kill host1"):
             with pytest.raises(StateError, match=f"cannot {words.split()[0]} host1: it was killed"):
                 fault(lab, words)
 
 
 def state_within(stat: Path, wanted: str) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while stat.read_text().rpartition(")")[2].split()[0] != wanted:
         if time.monotonic() > deadline:
             return False
@@ -403,13 +403,13 @@ def test_a_command_elsewhere_ends_with_who_asked_for_it(start: Callable[..., Lab
     asks = f"[ $MULTIRING_RANK = 1 ] && exec sleep 1000; {AGENT} host1 'echo up; exec sleep 1003' & wait"
     lab = start("--hosts", "2", "sh", "-c", asks)
     lab.wait_for_lines(1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while not any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):  # "up" is printed before exec
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (agent,) = [pid for pid in lab.members() if b"rsh_agent.py" in command_of(pid)]
     os.kill(agent, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -430,7 +430,7 @@ except Exception as error:
 """
     # Import before the user changes, because the new user may not be able to read this tree.
     program = "import multiring.lab\n" + ask
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert "LaunchError: lab" in done.stderr
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(f"\0multiring-lab-{name}")

@@ -42,7 +42,7 @@ def mpi_job(mpi: str) -> tuple[list[str], dict[str, str]]:
 
 def run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the job to its end and return the completed process."""
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize("mpi", LIBRARY)
@@ -91,7 +91,7 @@ def test_under_mpiexec_the_secret_is_in_no_command_line_or_environment_or_file(m
             assert places_of(secret) == []
             (tmp_path / "found").write_text(secret)
             assert places_of(secret, "--left", "--folders", str(tmp_path)) == [str(tmp_path / "found")]
-            errors = job.communicate(timeout=60)[1]  # a killed job may leave its MPI's shared memory
+            errors = job.communicate(timeout=240)[1]  # a killed job may leave its MPI's shared memory
         finally:
             job.terminate()
     assert job.returncode == 0, errors
@@ -102,7 +102,7 @@ def test_under_mpiexec_the_secret_is_in_no_command_line_or_environment_or_file(m
 def places_of(secret: str, *words: str) -> list[str]:
     """Return where another user can read the secret of a job; of files, those in the folder of the MPIs' files."""
     command = [sys.executable, secret_search.__file__, "--folders", "/dev/shm", *words, "-"]  # noqa: S108 -- as said
-    done = subprocess.run(command, input=secret, capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run(command, input=secret, capture_output=True, text=True, timeout=240, check=True)
     found: list[str] = json.loads(done.stdout)
     return found
 

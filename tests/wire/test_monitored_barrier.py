@@ -13,7 +13,7 @@ import multiring
 from multiring._runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.errors import StateError
 
-LONG_S = 60.0
+LONG_S = 240.0
 
 
 def all_come(here: Here) -> None:

@@ -24,7 +24,6 @@ def test_each_command_is_run() -> None:
     assert {number for number, _ in CASES} == set(range(len(COMMANDS)))
 
 
-@pytest.mark.timeout(400)  # a busy machine
 @pytest.mark.parametrize(("number", "mpi"), CASES)
 def test_the_guides_command_does_what_it_says(number: int, mpi: str, tmp_path: Path) -> None:
     command, says = COMMANDS[number]

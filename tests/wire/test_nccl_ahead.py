@@ -107,7 +107,7 @@ class Started(NamedTuple):
     def outcome(self) -> str:
         """Return how the operation ended. If it ended well, its result is right."""
         try:
-            self.handle.wait(20)
+            self.handle.wait(240)
         except (ArgumentError, MismatchError):
             return "refused"
         except CollectiveError as error:

@@ -142,7 +142,7 @@ def planned(*settings: str, ranks: int = 2) -> str:
         | dict(setting.split("=", 1) for setting in settings),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     return done.stdout
@@ -172,7 +172,7 @@ def test_devices_are_read_by_the_name_of_the_library() -> None:
         env={"LD_LIBRARY_PATH": str(nvml_built().parent), "STANDIN_DEVICES": "3", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == "3\n"

@@ -49,7 +49,7 @@ def test_on_one_host_a_probe_invents_no_rail() -> None:
         [*COMMAND, "run", "-n", "2", "--", *COMMAND, "probe", *QUICK],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ from multiring._settings import Settings
 from multiring._version import VERSION
 from multiring.errors import ArgumentError, RendezvousError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 NONCE = "0a" * 32
 TCP_REPAIR = 19  # from <linux/tcp.h>
 
@@ -108,7 +108,7 @@ def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, 
             assert [peer_info["n"] for peer_info in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
             rendezvous.agree(None)
             if number == 1:  # a rank that is busy outside an exchange must detect the failure too
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + 240
                 while not rendezvous.disturbed():
                     assert time.monotonic() < deadline
                     time.sleep(0.01)

@@ -75,7 +75,7 @@ def run(folder: Path, *kills: str, restarts: int = 3, more: tuple[str, ...] = ()
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--max-restarts", str(restarts), *more]
     return subprocess.run(
-        [*command, str(script), str(folder), *kills], capture_output=True, text=True, timeout=110, check=False
+        [*command, str(script), str(folder), *kills], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -123,17 +123,17 @@ def test_who_stops_the_job_has_stopped_it(tmp_path: Path, number: signal.Signals
     place = tmp_path / "there"
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--max-restarts", "5", str(script), str(place)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (place.exists() and place.stat().st_size == 2) and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(job.pid, number)
-        _, said = job.communicate(timeout=60)
+        _, said = job.communicate(timeout=240)
     assert job.returncode == 128 + number
     assert "all ranks, with a new secret" not in said
 
 
 def test_mpiexec_cannot_restart() -> None:
     words = ["-m", "multiring", "run", "--launcher", "mpiexec", "--hosts", "a:1,b:1", "--max-restarts", "1", "true"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode != 0
     assert "--max-restarts 1 with --launcher mpiexec" in done.stderr

@@ -16,7 +16,7 @@ import pytest
 
 from multiring.errors import PeerLostError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 STOP_S = 5.0  # the promised time; measured times also include the interpreter's start
 KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -599,7 +599,7 @@ def test_ranks_that_never_join_are_told_of(name: str, launch: Launcher, tmp_path
     program = [sys.executable, "-c", JOINING.get(name, "print('trained')")]
     with_timeline = ["--timeline", str(tmp_path / "job.json")] if name in ("init", "nothing") else []
     running = launch("-n", "2", *with_timeline, "--", *program)
-    assert running.finish(60.0) == 0, running.err
+    assert running.finish(240.0) == 0, running.err
     assert (NEVER_JOINED in running.err) == (name == "nothing"), running.err
     assert (NO_TIMELINE in running.err) == (name == "nothing"), running.err
 
@@ -624,6 +624,6 @@ def test_a_rank_that_the_system_killed_for_memory_is_told_so(tmp_path: Path) -> 
         "die = 'import os, pathlib, signal; pathlib.Path(%r).write_text(\"oom_kill 1\"); os.kill(os.getpid(), 9)'\n"
         f"sys.exit(run_local([sys.executable, '-c', die % {str(group / 'memory.events')!r}], 1, JobOptions()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 128 + 9
     assert f"the memory of its control group of 64 MiB ({group}) was used up" in done.stderr

@@ -15,7 +15,7 @@ RUN = [sys.executable, "-m", "multiring", "run"]
 
 def started(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(  # type: ignore[call-overload,no-any-return]  # options as the test gives them
-        [*RUN, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+        [*RUN, *arguments], capture_output=True, text=True, timeout=240, check=False, **options
     )
 
 
@@ -34,7 +34,7 @@ def test_horovod_is_importable_in_the_started_ranks_only(tmp_path: Path) -> None
         print(spec and spec.origin)
         """,
     )
-    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=True)
     assert alone.stdout == "None\n"
     assert started("-n", "1", sys.executable, script).stdout == "[0] None\n"
     for dashes in ([], ["--"]):
@@ -111,7 +111,7 @@ def test_a_rank_left_over_by_another_launcher_does_not_confuse_init(tmp_path: Pa
         done = started(*flags, "-n", "2", sys.executable, script, env=environment)
         assert sorted(done.stdout.splitlines()) == ["[0] 0 2", "[1] 1 2"], done.stderr
     alone = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=True, env=environment
+        [sys.executable, script], capture_output=True, text=True, timeout=240, check=True, env=environment
     )
     assert alone.stdout == "0 1\n"
 
@@ -138,7 +138,7 @@ def test_horovods_own_command_line_runs_its_programs(tmp_path: Path) -> None:
         [sys.executable, "-m", "multiring", "horovodrun", *words, sys.executable, script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         cwd=tmp_path,
     )
@@ -163,7 +163,7 @@ def test_a_program_under_another_launcher_finds_horovod(tmp_path: Path, words: l
         [sys.executable, "-m", "multiring.horovod", *words, "--lr", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         cwd=tmp_path,
     )
@@ -172,7 +172,7 @@ def test_a_program_under_another_launcher_finds_horovod(tmp_path: Path, words: l
 
 def test_without_a_program_its_usage_is_shown() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "multiring.horovod"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "multiring.horovod"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
     assert done.stderr.startswith("usage: python -m multiring.horovod ")

@@ -109,7 +109,6 @@ DEATHS = [
 ]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("engine", ["auto", "tcp"])
 @pytest.mark.parametrize(("deaths", "changes", "says"), DEATHS, ids=["two at once", "while agreeing", "frozen"])
 def test_the_others_go_on(
@@ -176,7 +175,6 @@ ENDS = {
 }
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("case", ENDS)
 def test_what_ends_the_job(tmp_path: Path, case: str) -> None:
     program, ranks, least, code, says, prints = ENDS[case]
@@ -207,7 +205,6 @@ print("END", rank, ma.size())
 )
 
 
-@pytest.mark.timeout(200)
 def test_who_computes_with_the_global_lock_stays(tmp_path: Path) -> None:
     done = run(tmp_path, HOLDS, ranks=3, least=1, MULTIRING_STALL_TIMEOUT_S="3", MULTIRING_STALL_WARN_S="1")
     assert done.returncode == 0, done.stderr
@@ -228,7 +225,7 @@ def test_where_it_is_refused(tmp_path: Path) -> None:
     ):
         done = subprocess.run(
             [sys.executable, "-m", "multiring", "run", *words, "true"],
-            capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+            capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 2, done.stderr
         assert text in done.stderr, done.stderr
@@ -241,7 +238,6 @@ LEAVING = {
 }
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", LEAVING)
 def test_sigterm_to_a_rank_loses_no_step(tmp_path: Path, case: str) -> None:
     leaves, words = LEAVING[case]
@@ -270,7 +266,6 @@ def test_sigterm_to_a_rank_loses_no_step(tmp_path: Path, case: str) -> None:
     assert len(ends) >= 4 - len(leaves), done.stderr
 
 
-@pytest.mark.timeout(200)
 def test_sigterm_to_the_launcher_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     step = "def step(state):\n    state.step = 0\n    print('steps', flush=True)\n    time.sleep(0.1)\n"
@@ -280,7 +275,7 @@ def test_sigterm_to_the_launcher_ends_the_job(tmp_path: Path) -> None:
         assert job.stdout is not None
         assert "steps" in job.stdout.readline()
         job.terminate()
-        _, told = job.communicate(timeout=120)
+        _, told = job.communicate(timeout=240)
     assert job.returncode == 128 + signal.SIGTERM, told
     assert "has left" not in told
     assert "which did not stop" not in told

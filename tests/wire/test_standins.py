@@ -196,7 +196,7 @@ class Rank:
 
     def settled(self, communicator: ctypes.c_void_p, unsettled: int = 7) -> int:
         """Return the state of the communicator once it is no longer `unsettled`."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 240
         while (found := self.state(communicator)) == unsettled and time.monotonic() < end:
             time.sleep(0.002)
         return found

@@ -16,7 +16,7 @@ from multiring.data import ArrayDataset, Loader
 from multiring.data.readers.storage import RemoteStorage
 from multiring.errors import StallError
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 
 def loader_of(samples: Any) -> Loader:

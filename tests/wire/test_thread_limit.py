@@ -28,7 +28,7 @@ def limited(processes: int, *command: str) -> "subprocess.CompletedProcess[str]"
     become = ["setpriv", f"--reuid={user}", *AS_USER] if os.geteuid() == 0 else []
     words = ["prlimit", f"--nproc={processes}", *become, *command]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environment)
 
 
 needs_users = pytest.mark.skipif(
@@ -112,7 +112,7 @@ def test_munges_server_goes_on_when_a_thread_is_refused(monkeypatch: pytest.Monk
     refused = refuse_threads(monkeypatch)
     answers = []
     for _ in range(2):
-        with socket.create_connection(listener.getsockname(), timeout=30) as talk:
+        with socket.create_connection(listener.getsockname(), timeout=240) as talk:
             try:
                 talk.sendall(b'{"step": "step", "number": 1}')
                 talk.shutdown(socket.SHUT_WR)
@@ -121,7 +121,7 @@ def test_munges_server_goes_on_when_a_thread_is_refused(monkeypatch: pytest.Monk
                 answers.append(b"")
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    server.join(30)
+    server.join(240)
     assert not server.is_alive()
     assert len(refused) == 1
     assert answers[0] == b""

@@ -86,7 +86,6 @@ DEATHS: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", DEATHS)
 def test_one_trial_loses_its_last_report_and_nothing_else(tmp_path: Path, case: str) -> None:
     deaths = DEATHS[case]

@@ -29,7 +29,7 @@ def train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
-        timeout=100,
+        timeout=240,
         check=False,
     )
 

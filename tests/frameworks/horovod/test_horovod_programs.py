@@ -26,7 +26,7 @@ def horovod(ranks: int, *command: str, **environment: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         env=ONE_THREAD | environment,
-        timeout=110,
+        timeout=240,
         check=False,
     )
 
@@ -271,7 +271,7 @@ def test_process_sets_of_mpi_communicators(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=ONE_THREAD | variables,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

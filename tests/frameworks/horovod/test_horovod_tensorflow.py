@@ -12,7 +12,6 @@ from multiring._launch.horovod import horovod_environment, horovod_without_effec
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
-    pytest.mark.timeout(300),
 ]
 
 

@@ -20,7 +20,6 @@ TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
 # This module does not import Keras, because then all tests would use one backend.
 pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
-    pytest.mark.timeout(300),
 ]
 
 
@@ -36,7 +35,7 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         process = Process(nursery="keras", beforehand=(*SAVES_BY, "tests.support.keras_programs"))
-        by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
+        by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=240.0)
     assert all(each == by_rank[0] for each in by_rank), by_rank
     first: dict[str, Any] = by_rank[0]
     return first

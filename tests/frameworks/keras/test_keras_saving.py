@@ -11,7 +11,6 @@ from tests.support.ranks import Here, Process, run_ranks
 
 pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing"),
-    pytest.mark.timeout(300),
 ]
 RANKS = 3
 NAMES = ("saving_on", "two_models", "failing", "restarted")

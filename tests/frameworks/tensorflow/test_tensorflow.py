@@ -107,7 +107,6 @@ def forms(here: Here) -> None:
     assert [each.numpy() for each in asked[:2]] == [own, ranks]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "engine"), [(1, "shm"), (2, "shm"), (3, "tcp")])
 def test_results_are_numpys(ranks: int, engine: str) -> None:
     run_ranks(results, ranks, engine=engine, deadline_s=240.0)
@@ -373,7 +372,7 @@ def waiting_alone(here: Here, compiled: bool, over: str) -> float:  # noqa: FBT0
     function = tf.function(mt.allreduce) if compiled else mt.allreduce
     function(tf.ones(2))  # traces the function, so that the wait below is in the operation
     if here.rank == 1:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 240
         while not Path(over).exists() and time.monotonic() < until:
             time.sleep(0.05)
         return 0.0

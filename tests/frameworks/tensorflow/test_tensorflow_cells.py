@@ -22,7 +22,7 @@ def run_sample(here: Here) -> tuple[int, int, list[str]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_cells(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_ranks(run_sample, ranks, process=Process(nursery="tf", beforehand=(TABLE,)), deadline_s=100.0)
+    found = run_ranks(run_sample, ranks, process=Process(nursery="tf", beforehand=(TABLE,)), deadline_s=240.0)
     chosen, known, _ = found[0]
     wrong = [each for *_, each in found]
     failed = {text.partition(": ")[0] for each in wrong for text in each}

@@ -16,7 +16,7 @@ import multiring
 from multiring.errors import StateError
 
 COUNT = 300_001
-CHILD_S = 40
+CHILD_S = 240
 
 
 def test_a_fork_after_the_group_is_a_process_like_any_other(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def fits(late: Held, early: Held) -> bool:
 
 
 def held_no_more_than(early: Held) -> Held:
-    """Return the held resources once they fit `early`, or after 20 s.
+    """Return the held resources once they fit `early`, or after 60 s.
 
     Threads may take a while to end.
     """
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not fits(late := held(), early) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return late

@@ -287,7 +287,6 @@ def test_what_a_wire_type_loses_is_no_fault_and_a_missing_rank_is(wire: str, los
 # ---- jobs ----
 
 
-@pytest.mark.timeout(600)  # three processes import torch, perhaps on a busy machine
 def test_emulated_compute_is_measured_verified_and_timed(jobs: Jobs) -> None:
     """The bench's own processes measure and train; the tests below run the other libraries on forked ranks."""
     manner = StepManner(alternations=1, steps=2, warmup=1)
@@ -306,7 +305,7 @@ def answers_of(library: str, folder: Path, *, pace: str = "") -> list[dict[str, 
     case_file = folder / f"{library}.json"
     replace(case(out), library=library, batch=8, dtype="bfloat16", steps=2, warmup=1, pace=pace).write(case_file)
     process = Process(nursery="torch", beforehand=("multiring._bench.workers.step_worker", "torch.distributed.fsdp"))
-    run_ranks(work, 2, str(case_file), process=process, deadline_s=110.0)
+    run_ranks(work, 2, str(case_file), process=process, deadline_s=240.0)
     return [json.loads((out / f"{ANSWER}-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -315,7 +314,6 @@ def work(_here: Here, case_file: str) -> None:
     step_worker.main()
 
 
-@pytest.mark.timeout(300)
 def test_every_library_is_verified_and_timed(tmp_path: Path) -> None:
     backends = {"multiring": None, "ddp": "gloo", "independent": None}
     backends |= dict.fromkeys(("ddp-multiring-hook", "fsdp-multiring", "fsdp-multiring-arena"), "multiring")

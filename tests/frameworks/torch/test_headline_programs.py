@@ -174,7 +174,7 @@ def launched(ranks: int, program: str, data: Path, run: Path, *words: str) -> st
     """Run a program on `ranks` ranks with the launcher, which one test uses; return its output."""
     command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", sys.executable, "-m", program]
     command += [f"--data={data}", f"--run={run}", *words]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -160,7 +160,6 @@ def test_samples_of_other_loaders_are_not_priced(tmp_path: Path) -> None:
     assert profile_of(tmp_path, beside).feeding is None
 
 
-@pytest.mark.timeout(600)  # two jobs, of which each imports torch: minutes on a machine with much other work
 @pytest.mark.parametrize("script", [OURS, DDP.replace("'gloo'", "'multiring'")])
 def test_a_prediction_is_graded_by_a_run_of_the_script(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

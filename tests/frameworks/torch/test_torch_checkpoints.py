@@ -424,7 +424,7 @@ print(saved - before, peak() - saved)
 
 def test_memory_beside_what_is_saved_and_loaded(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path / "c")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", MEMORY, str(tmp_path / "c")], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     saving, loading = map(int, done.stdout.split())

@@ -111,7 +111,6 @@ def alone() -> list[list[Any]]:
     return told
 
 
-@pytest.mark.timeout(500)
 def test_scripts_go_on(tmp_path: Path) -> None:
     """Rank 0, which draws the order, is killed in the middle of a pass; later a rank is asked to leave."""
     ends, errors = ends_of_three(tmp_path, PROGRAM, {"0 begins 4": 9, "1 begins 8": 15})

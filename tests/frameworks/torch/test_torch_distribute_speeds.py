@@ -52,7 +52,7 @@ def test_curves_are_those_of_one_process() -> None:
         # A batch of each rank is a large batch of all.
         alone[name] = curve_of(case if name != "per rank" else Case(lambda: DataLoader(data(), 6, shuffle=True)))
     torch.set_num_threads(threads)
-    by_rank = run_ranks(train_all, 2, deadline_s=200)
+    by_rank = run_ranks(train_all, 2, deadline_s=240)
     for found in by_rank:
         for name, ((losses, parameters), _) in found.items():
             for one, other in ((losses, alone[name][0]), (parameters, alone[name][1])):

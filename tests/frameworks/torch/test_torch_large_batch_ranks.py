@@ -32,7 +32,6 @@ SHOWN = {2: EVERYTHING, 3: tuple(CASES), 4: EVERYTHING}
 
 
 # The work takes seconds, but the ranks wait for each other in 300 steps. On a busy machine this takes minutes.
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", SHOWN)
 def test_any_ranks_take_the_trajectory_of_one(ranks: int) -> None:
     wanted = {name: alone(name) for name in SHOWN[ranks]}
@@ -86,7 +85,7 @@ def overflow_cases() -> dict[str, dict[str, Any]]:
 
 
 def test_one_ranks_infinity_is_skipped_by_all() -> None:
-    for found in run_ranks(overflow_all, 2, engine="tcp", deadline_s=110.0):
+    for found in run_ranks(overflow_all, 2, engine="tcp", deadline_s=240.0):
         for name, skipped in found.items():
             # With lag, a gradient is reduced during the next step, so that step detects the overflow.
             assert skipped == [step + name.startswith("lag") for step in sorted(OVERFLOWS)], name

@@ -5,7 +5,6 @@ The losses are compared, in float64, with the same steps in one process, which h
 
 from pathlib import Path
 
-import pytest
 import torch
 from tests.support.elastic_scripts import ends_of_three
 from torch import Tensor, nn
@@ -89,7 +88,6 @@ mt.shutdown()
 )
 
 
-@pytest.mark.timeout(500)
 def test_a_divided_optimizer_loses_nothing(tmp_path: Path) -> None:
     ends, errors = ends_of_three(tmp_path, PROGRAM, {"0 copied 4": 9, "1 begins 7": 15})
     assert ends, errors

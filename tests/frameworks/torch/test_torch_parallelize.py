@@ -106,7 +106,7 @@ def train(here: Here, folder: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(train, RANKS, str(tmp_path_factory.mktemp("train")), deadline_s=110.0)
+    return run_ranks(train, RANKS, str(tmp_path_factory.mktemp("train")), deadline_s=240.0)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -194,7 +194,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
 
 
 def test_the_choice_fits_and_refusals_say_what_was_wanted(tmp_path: Path) -> None:
-    ranks = run_ranks(choose, 2, str(tmp_path), deadline_s=110.0)
+    ranks = run_ranks(choose, 2, str(tmp_path), deadline_s=240.0)
     assert ranks[0]["short"] == ranks[1]["short"]
     axes, total, fits = ranks[0]["short"]
     assert total <= 9 << 20

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from tests.support.plain import join
@@ -48,7 +47,6 @@ def keep_what_is_under_each_name(_here: Here, folder: str) -> None:
         assert same(mt.load(f"{folder}/c")["tree"], tree), tree
 
 
-@pytest.mark.timeout(300)
 def test_names_that_meet_when_they_are_joined_are_two(tmp_path: Path) -> None:
     run_ranks(keep_what_is_under_each_name, 1, str(tmp_path))
 
@@ -125,7 +123,6 @@ sys.exit(bool(lost))
 """
 
 
-@pytest.mark.timeout(300)
 def test_two_kills_at_any_two_changes_of_names_leave_a_checkpoint(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED_TWICE, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
@@ -176,7 +173,6 @@ def compile_torchs(here: Here, store: Path) -> None:
         assert torch.allclose(torch.compile(parallel, backend="eager")(x), parallel(x))
 
 
-@pytest.mark.timeout(300)
 def test_compiled_functions_compute_what_they_did(tmp_path: Path) -> None:
     run_ranks(compile_ours, 2, deadline_s=250.0)
     run_ranks(compile_torchs, 2, tmp_path / "store", deadline_s=250.0)

@@ -218,7 +218,6 @@ def test_an_interrupted_training_refuses_another_base(tmp_path: Path, monkeypatc
     assert train_model(folder, base=str(path), **SMALL) is not None
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_lite0_is_trained_and_exported(lite0: Path, tmp_path: Path) -> None:
     folder = classified_shapes(tmp_path / "shapes", 12)

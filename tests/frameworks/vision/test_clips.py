@@ -21,7 +21,6 @@ from multiring.vision.models.vision_model import load_model
 from multiring.vision.predicting.inputs import Video, find_inputs, read_clip
 from multiring.vision.predicting.predictors import Predictor
 
-pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
 NAMES = [f"{motion}/{number}.avi" for motion in ("left", "right") for number in range(6)]
 
 
@@ -94,7 +93,7 @@ def test_a_video_gets_one_answer_as_a_clip(run: Path, tmp_path: Path, capsys: py
         assert (each["width"], each["height"]) == (clip.shape[2], clip.shape[1])
     command = [sys.executable, "-m", "multiring"]
     words[-1] = str(tmp_path / "two.jsonl")
-    subprocess.run([*command, "run", "-n", "2", "--", *command, *words], check=True, capture_output=True, timeout=200)
+    subprocess.run([*command, "run", "-n", "2", "--", *command, *words], check=True, capture_output=True, timeout=240)
     assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
 
 

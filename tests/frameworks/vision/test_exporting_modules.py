@@ -18,8 +18,6 @@ from multiring.vision.exporting.exported_files import MARK, digest_of, read_expo
 from multiring.vision.exporting.modules import export_module
 from multiring.vision.exporting.sessions import ExportedSession
 
-pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
-
 
 class TwoInputs(torch.nn.Module):
     """Takes pixels of any size and a weight for each row; returns scores and the best class."""

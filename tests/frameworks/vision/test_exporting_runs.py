@@ -24,8 +24,6 @@ from multiring.vision.models.answers import Prediction
 from multiring.vision.models.preprocessing import resize_pictures
 from multiring.vision.models.vision_model import VisionModel
 
-pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VisionProject]:

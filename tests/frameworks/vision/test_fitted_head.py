@@ -23,7 +23,6 @@ from multiring.vision.scoring.scored_runs import samples_of, score_run
 
 torch_files = pytest.importorskip("safetensors.torch")
 
-pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
 TORCH = Process(nursery="torch", beforehand=("multiring.training", "multiring.vision.fitting.train_command"))
 OPTIONS: dict[str, Any] = {"fit_head": True, "epochs": 0, "levels": 2, "size": 32, "turns": True, "peak": False}
 _DECAY = 3e-2  # of a training without validation

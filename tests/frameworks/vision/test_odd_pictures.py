@@ -69,7 +69,6 @@ def odd_pictures(folder: Path) -> dict[str, Pixels]:
     return wanted
 
 
-@pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
 def test_odd_pictures_mean_the_same_everywhere(exported: Path, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     wanted = odd_pictures(folder)

@@ -149,11 +149,11 @@ def test_kinds_that_are_set_at_once_are_both_kept(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(production, "_read", slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(set_production, folder, "one")
-        assert has_read.wait(60)
+        assert has_read.wait(240)
         monkeypatch.setattr(production, "_read", read)
         set_production(folder, "two")
         goes_on.set()
-        first.result(60)
+        first.result(240)
     assert production_runs(folder) == {"detect": "one", "classify": "two"}
 
 

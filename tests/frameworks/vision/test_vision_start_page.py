@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from tests.frameworks.test_documents import ONE_THREAD
 from tests.support.model_servers import running_server
 from tests.support.page_blocks import BLOCK, ROOT
@@ -22,14 +21,13 @@ def run(folder: Path, command: str) -> "subprocess.CompletedProcess[str]":
     words = [{"python": sys.executable}.get(each, each) for each in shlex.split(command)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        words, cwd=folder, env={**ONE_THREAD, "PATH": path}, capture_output=True, text=True, timeout=200, check=False
+        words, cwd=folder, env={**ONE_THREAD, "PATH": path}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done
 
 
 # Eight commands, each with its imports.
-@pytest.mark.timeout(300)
 def test_the_commands_lead_from_pictures_to_an_answer(tmp_path: Path) -> None:
     blocks = list(BLOCK.finditer(PAGE.read_text(encoding="utf-8")))
     [program] = [each for each in blocks if each["kind"] == "python"]
