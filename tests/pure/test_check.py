@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -38,12 +38,13 @@ def test_the_rule_and_the_proof_of_all_moves_accept_every_schedule(grid: tuple[i
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
 def test_a_thousand_ranks_take_a_moment(algorithm: str) -> None:
-    started = perf_counter()
+    started = process_time()
     schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, (32, 32)))
     check(schedule)
     schedule.moves_of(1023)
-    # Ten times the promised 2 s. The test asserts no speed, only that the time is not quadratic in the number of ranks.
-    assert perf_counter() - started < 20
+    # 2 s on one core are promised. The test asserts no speed, only that the time is not quadratic in the number of
+    # ranks, whatever else the machine does.
+    assert process_time() - started < 60
 
 
 def test_nothing_grows_with_all_moves_of_a_large_schedule() -> None:

@@ -110,10 +110,18 @@ def test_no_rank_starts_after_the_drivers_end_of_the_job() -> None:
     thread.join()
 
 
+def time_is_up() -> None:
+    """Act as if the patience with the driver were over: the timer of the job does the same later."""
+    timer = worker._timers[JOB]
+    assert timer.is_alive()
+    timer.function(*timer.args)
+
+
 def test_a_driver_that_died_before_the_ranks_leaves_no_port_and_no_job() -> None:
-    address = begin(0.5)
+    address = begin(LONG_S)
     assert is_taken(address)
-    wait_until(lambda: not worker._jobs)
+    time_is_up()
+    assert not worker._jobs
     assert not is_taken(address)
     assert not worker._reserved
     late = end_in(worker.keep_rank(JOB, POSITION))
@@ -122,13 +130,20 @@ def test_a_driver_that_died_before_the_ranks_leaves_no_port_and_no_job() -> None
 
 
 def test_a_driver_that_died_in_the_middle_leaves_no_port_and_no_job() -> None:
-    address = begin(0.5)
+    address = begin(LONG_S)
     thread, _ = kept()
-    time.sleep(1.0)
+    time_is_up()
     assert worker._jobs
     assert is_taken(address)
     Keeper.has_ended.set()  # as when the scheduler does not want the task any more
     thread.join()
+    time_is_up()
+    assert not worker._jobs
+    assert not is_taken(address)
+
+
+def test_a_driver_that_died_is_noticed_by_the_clock() -> None:
+    address = begin(0.05)
     wait_until(lambda: not worker._jobs)
     assert not is_taken(address)
 

@@ -586,15 +586,18 @@ def test_a_listener_that_never_ends_its_answer_does_not_hold_a_rank_up(monkeypat
                 except OSError:  # the test has ended
                     return
                 with talk, suppress(OSError):
-                    while True:
+                    while not is_over.wait(0.05):
                         talk.sendall(b" ")
-                        time.sleep(0.05)
 
+        is_over = threading.Event()
         threading.Thread(target=trickle, daemon=True).start()
         held_up = MungeExchange(STEP, ("localhost",), (port, port))
         began = time.monotonic()
-        assert held_up.fetch(0.1) is None  # the other ways get their turn
-        assert time.monotonic() - began < 8  # a talk may take 10 s
+        with pytest.MonkeyPatch.context() as patch:
+            for limit in ("_TALK_S", "_ROUND_S"):
+                patch.setattr(f"multiring._exchanges.munge.{limit}", 200.0)
+            assert held_up.fetch(0.1) is None  # the other ways get their turn
+        assert time.monotonic() - began < 100  # a talk may take twice as long
         monkeypatch.setattr("multiring._exchanges.munge._ROUND_S", 0.5)
         monkeypatch.setattr("multiring._exchanges.munge.socket.getaddrinfo", resolving)
         first = MungeExchange(STEP, ("localhost",), (other, other))
@@ -603,6 +606,7 @@ def test_a_listener_that_never_ends_its_answer_does_not_hold_a_rank_up(monkeypat
         way._ports = [port, other]
         assert next(text for _ in range(100) if (text := way.fetch(0.5)) is not None) == "x"
         first.close()
+        is_over.set()
     # Once a round, and not for each port.
     assert resolved.count("localhost") == way._turn
 

@@ -83,8 +83,11 @@ def test_a_bad_answer_keeps_the_last_good_one_and_is_told_once(
 
 
 def test_the_first_answer_must_be_good_and_have_enough_places() -> None:
-    for script, why in (("exit 4", "exit code 4"), ("echo a:2", "a:2 after 1 s; want at least 3 places")):
-        discovery = HostDiscovery(DiscoveryOptions(script=script, timeout_s=1.0), lambda _: None)
+    for script, timeout_s, why in (
+        ("exit 4", 60.0, "exit code 4"),
+        ("echo a:2", 3.0, "a:2 after 3 s; want at least 3 places"),
+    ):
+        discovery = HostDiscovery(DiscoveryOptions(script=script, timeout_s=timeout_s), lambda _: None)
         try:
             with pytest.raises(LaunchError, match=why):
                 discovery.first(3)

@@ -14,7 +14,7 @@ from multiring._frontend import submission_line
 from multiring._frontend.submission_line import OwnSubmission, Submission, SubmissionLine
 from multiring.errors import StateError
 
-LIMIT_S = 10.0
+LIMIT_S = 100.0
 SOON_S = 0.05
 
 
@@ -66,27 +66,35 @@ def posting(order: list[Any], what: object) -> Callable[[], Posted]:
     return steps
 
 
-def overtaking(line: SubmissionLine) -> list[object]:
-    """Return the order in which two operations are posted, of which the second could be posted first."""
+def overtaking(line: SubmissionLine, late_s: float) -> list[object]:
+    """Return the order in which two operations are posted, of which the second could be posted first.
+
+    The copy of the first one ends after `late_s` seconds, or once the second one has ended.
+    """
     order: list[object] = []
     late = Copy()
     first = line.put(posting(order, "first"), [late])
     second = line.put(posting(order, "second"), [Copy(has_ended=True)])
-    threading.Timer(SOON_S, late.over.set).start()
-    assert (second.wait(), first.wait()) == ("second", "first")
+    timer = threading.Timer(late_s, late.over.set)
+    timer.start()
+    found = second.wait()
+    late.over.set()
+    timer.cancel()
+    assert (found, first.wait()) == ("second", "first")
     return order
 
 
 def test_a_waiting_thread_does_not_overtake(line: SubmissionLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert overtaking(line) == ["first", "second"]
+    assert overtaking(line, SOON_S) == ["first", "second"]
     monkeypatch.setattr(SubmissionLine, "is_next", lambda *_: True)
-    assert overtaking(SubmissionLine()) == ["second", "first"]
+    assert overtaking(SubmissionLine(), LIMIT_S / 2) == ["second", "first"]
 
 
 def test_a_waiting_thread_submits_the_next_operation_itself(
     line: SubmissionLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Submission, "await_events", lambda _: time.sleep(SOON_S))  # a slow thread of the line
+    goes_on = threading.Event()
+    monkeypatch.setattr(Submission, "await_events", lambda _: goes_on.wait(LIMIT_S))  # a slow thread of the line
     monkeypatch.setattr(submission_line, "_POLL_S", LIMIT_S)
     places: list[int] = []
     order: list[object] = []
@@ -103,6 +111,7 @@ def test_a_waiting_thread_submits_the_next_operation_itself(
     assert line.put(posting(order, 2), [Copy(has_ended=True)]).wait() == 2
     assert order == [2]
     assert not line.is_ahead()
+    goes_on.set()
 
 
 def test_the_lines_thread_submits_what_nobody_waits_for(line: SubmissionLine) -> None:

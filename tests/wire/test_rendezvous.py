@@ -32,6 +32,8 @@ from multiring._version import VERSION
 from multiring.errors import ArgumentError, RendezvousError
 
 DEADLINE_S = 240.0
+PATIENT_S = 100.0  # the time-out of ranks that meet: 64 of them may share a busy core
+HASTY_S = 2.0  # the time-out of a meeting that fails; ranks that should come must come within it
 NONCE = "0a" * 32
 TCP_REPAIR = 19  # from <linux/tcp.h>
 
@@ -71,7 +73,7 @@ def run_ranks(*ranks: Callable[[], Any]) -> list[Outcome]:
         return [future.exception(DEADLINE_S) or future.result() for future in futures]
 
 
-def meeting(rank: int, size: int, place: str, *, timeout_s: float = 10.0, **changes: Any) -> Callable[[], Any]:
+def meeting(rank: int, size: int, place: str, *, timeout_s: float = PATIENT_S, **changes: Any) -> Callable[[], Any]:
     version = changes.pop("version", VERSION)
 
     def run() -> Any:
@@ -104,7 +106,7 @@ def test_everyone_gets_every_card_in_rank_order(size: int, place: str) -> None:
 @pytest.mark.parametrize("failing", [0, 2, 3])
 def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, failing: int) -> None:
     def rank(number: int) -> None:
-        with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 4, place), timeout_s=PATIENT_S) as rendezvous:
             assert [peer_info["n"] for peer_info in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
             rendezvous.agree(None)
             if number == 1:  # a rank that is busy outside an exchange must detect the failure too
@@ -168,7 +170,7 @@ def test_the_time_for_finding_the_address_is_part_of_the_time_out(place: str, mo
 
 def test_a_process_with_more_than_a_thousand_descriptors_meets(place: str) -> None:
     def rank(number: int) -> None:
-        with Rendezvous(identity(number, 2, place), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 2, place), timeout_s=PATIENT_S) as rendezvous:
             rendezvous.exchange({"n": number})
             assert not rendezvous.disturbed()
             rendezvous.agree(None)
@@ -197,13 +199,13 @@ def test_a_connection_whose_other_end_is_gone_is_given_up() -> None:
     """The kernel sometimes leaves such a connection when a client connects while the listener closes."""
     place = free_place("tcp")
     with listen(parse_address(place)) as listener, ThreadPoolExecutor(2) as pool:
-        one = pool.submit(meeting(1, 2, place, timeout_s=DEADLINE_S / 2))
+        one = pool.submit(meeting(1, 2, place, timeout_s=PATIENT_S))
         listener.settimeout(DEADLINE_S)
         forgotten, _ = listener.accept()
         forgotten.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         forgotten.close()  # silently: neither FIN nor RST is sent
         listener.close()
-        zero = pool.submit(meeting(0, 2, place, timeout_s=DEADLINE_S / 2))
+        zero = pool.submit(meeting(0, 2, place, timeout_s=PATIENT_S))
         assert len(zero.result(DEADLINE_S)) == len(one.result(DEADLINE_S)) == 2
 
 
@@ -227,7 +229,7 @@ def test_a_listener_that_is_already_there_is_used_and_closed() -> None:
 
 def test_a_card_may_be_large(place: str) -> None:
     def rank(number: int) -> list[int]:
-        with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 4, place), timeout_s=PATIENT_S) as rendezvous:
             return [len(peer_info["x"]) for peer_info in rendezvous.exchange({"x": "y" * 900_000})]
 
     assert run_ranks(*[lambda n=n: rank(n) for n in range(4)]) == [[900_000] * 4] * 4
@@ -237,24 +239,20 @@ def test_a_card_may_be_large(place: str) -> None:
 
 
 def test_a_missing_rank_is_named_on_every_rank_that_came(place: str) -> None:
-    begin = time.monotonic()
-    outcomes = run_ranks(*[meeting(rank, 5, place, timeout_s=0.6) for rank in (0, 1, 4)])
+    outcomes = run_ranks(*[meeting(rank, 5, place, timeout_s=HASTY_S) for rank in (0, 1, 4)])
     text = the_text_of(outcomes)
-    assert f"ranks 2, 3 did not arrive at {place} within 0.6 s (3 of 5 did)" in text
-    assert time.monotonic() - begin < 10
+    assert f"ranks 2, 3 did not arrive at {place} within 2 s (3 of 5 did)" in text
 
 
 def test_rank_0_judges_who_is_late(place: str) -> None:
-    patient, hasty = meeting(0, 3, place, timeout_s=0.6), meeting(1, 3, place, timeout_s=0.1)
+    patient, hasty = meeting(0, 3, place, timeout_s=2 * HASTY_S), meeting(1, 3, place, timeout_s=HASTY_S)
     text = the_text_of(run_ranks(patient, hasty))
     assert "rank 2 did not arrive" in text
 
 
 def test_rank_0_never_appears(place: str) -> None:
-    begin = time.monotonic()
     (outcome,) = run_ranks(meeting(1, 2, place, timeout_s=0.3))
     assert f"rank 1 found no rank 0 at {place} within 0.3 s (last attempt: Connection refused)" in str(outcome)
-    assert time.monotonic() - begin < 5
 
 
 def test_a_wrong_secret_is_refused_and_the_job_goes_on(place: str) -> None:
@@ -276,7 +274,7 @@ def test_a_wrong_secret_is_refused_and_the_job_goes_on(place: str) -> None:
 
 
 def test_a_rank_with_a_wrong_secret_is_missing_and_rank_0_says_who_was_refused(place: str) -> None:
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.5), meeting(1, 2, place, secret=b"guess"))
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=HASTY_S), meeting(1, 2, place, secret=b"guess"))
     told, refused = map(str, outcomes)
     assert "rank 1 did not arrive" in told
     assert "refused meanwhile" in told
@@ -285,7 +283,7 @@ def test_a_rank_with_a_wrong_secret_is_missing_and_rank_0_says_who_was_refused(p
 
 
 def test_another_jobs_rank_is_refused_and_the_job_goes_on(place: str) -> None:
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.4), meeting(1, 2, place, job="other"))
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=HASTY_S), meeting(1, 2, place, job="other"))
     assert "rank 1 did not arrive" in str(outcomes[0])
     assert str(outcomes[1]) == "this is job 'job', but the process belongs to job 'other'"
 
@@ -307,7 +305,7 @@ def test_a_rank_out_of_range_is_told_to_every_rank(place: str) -> None:
     def outside() -> Any:
         who = identity(1, 2, place)
         object.__setattr__(who, "rank", 9)  # the constructor of Identity rejects this rank
-        return meet(who, {}, timeout_s=10)
+        return meet(who, {}, timeout_s=PATIENT_S)
 
     text = the_text_of(run_ranks(meeting(0, 2, place), outside))
     assert "was started as rank 9: want 0 to 1" in text
@@ -319,19 +317,22 @@ def test_a_rank_that_comes_twice_is_told_to_every_rank(place: str) -> None:
 
 
 def test_who_comes_after_the_job_is_complete_is_refused_and_harms_nobody(place: str) -> None:
-    complete = threading.Event()
+    complete, refused = threading.Event(), threading.Event()
 
     def rank(number: int) -> None:
-        with Rendezvous(identity(number, 2, place), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 2, place), timeout_s=PATIENT_S) as rendezvous:
             rendezvous.exchange({})
             complete.set()
             if number == 1:
-                time.sleep(0.3)  # rank 0 keeps serving during this time
+                assert refused.wait(DEADLINE_S)  # rank 0 keeps serving during this time
             rendezvous.agree(None)
 
     def late() -> Any:
         assert complete.wait(DEADLINE_S)
-        return meeting(1, 2, place)()
+        try:
+            return meeting(1, 2, place)()
+        finally:
+            refused.set()
 
     first, second, third = run_ranks(lambda: rank(0), lambda: rank(1), late)
     assert (first, second) == (None, None)
@@ -343,7 +344,7 @@ def test_who_comes_after_the_job_is_complete_is_refused_and_harms_nobody(place: 
 
 def test_a_rank_that_raises_between_rounds_is_told_to_every_rank(place: str) -> None:
     def rank(number: int, culprit: int) -> None:
-        with Rendezvous(identity(number, 3, place), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 3, place), timeout_s=PATIENT_S) as rendezvous:
             rendezvous.exchange({})
             if number == culprit:
                 raise ValueError("no such thing")
@@ -359,17 +360,17 @@ def test_a_rank_that_raises_between_rounds_is_told_to_every_rank(place: str) -> 
 
 def test_a_rank_that_raises_before_the_first_round_leaves_quietly(place: str) -> None:
     def fails() -> None:
-        with Rendezvous(identity(1, 2, place), timeout_s=10):
+        with Rendezvous(identity(1, 2, place), timeout_s=PATIENT_S):
             raise ValueError("early")
 
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.5), fails)
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=HASTY_S), fails)
     assert "rank 1 did not arrive" in str(outcomes[0])
     assert isinstance(outcomes[1], ValueError)
 
 
 def test_rank_0_that_raises_early_tells_those_who_still_come(place: str) -> None:
     def fails() -> None:
-        with Rendezvous(identity(0, 2, place), timeout_s=10):
+        with Rendezvous(identity(0, 2, place), timeout_s=PATIENT_S):
             raise ValueError("early")
 
     outcomes = run_ranks(fails, meeting(1, 2, place))
@@ -378,13 +379,20 @@ def test_rank_0_that_raises_early_tells_those_who_still_come(place: str) -> None
 
 RANK_PROCESS = """
 import json, sys
+from multiring._runtime.bootstrap import rendezvous_client
 from multiring._runtime.bootstrap.rendezvous import meet
 from multiring._runtime.bootstrap.identity import Identity
+join = rendezvous_client.Client._join
+def tells(self, talk):
+    limit = join(self, talk)
+    print("joined", flush=True)
+    return limit
+rendezvous_client.Client._join = tells
 rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 who = Identity(rank=rank, size=size, local_rank=None, local_size=None, rendezvous=place, secret=b"s", job="job",
                source="test")
 print("up", flush=True)
-meet(who, {}, timeout_s=30)
+meet(who, {}, timeout_s=100)
 """
 
 
@@ -406,38 +414,53 @@ def rank_process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         process.communicate()
 
 
-def kill_soon(process: "subprocess.Popen[bytes]", number: int) -> None:
-    time.sleep(0.25)
-    process.send_signal(number)
-
-
 def test_a_rank_that_dies_while_others_wait_is_named_at_once(
     place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     victim = rank_process(2, 4, place)
+
+    def kill_once_it_has_joined() -> None:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"joined\n"
+        victim.kill()
+
     begin = time.monotonic()
-    outcomes = run_ranks(meeting(0, 4, place), meeting(1, 4, place), lambda: kill_soon(victim, signal.SIGKILL))
+    outcomes = run_ranks(meeting(0, 4, place), meeting(1, 4, place), kill_once_it_has_joined)
     text = the_text_of(outcomes[:2])
     assert f"rank 2 (pid {victim.pid} on " in text
     assert "was lost during init: its connection closed" in text
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < PATIENT_S
 
 
 def test_rank_0_that_dies_is_noticed_at_once(
-    place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"]
+    place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = rank_process(0, 4, place)
+    joined, join = threading.Semaphore(0), Client._join
+
+    def tells(client: Client, talk: Any) -> TimeLimit:
+        limit = join(client, talk)
+        joined.release()
+        return limit
+
+    def kill_once_both_have_joined() -> None:
+        for _ in range(2):
+            assert joined.acquire(timeout=DEADLINE_S)
+        victim.kill()
+
+    monkeypatch.setattr(Client, "_join", tells)
     begin = time.monotonic()
-    outcomes = run_ranks(meeting(1, 4, place), meeting(2, 4, place), lambda: kill_soon(victim, signal.SIGKILL))
+    outcomes = run_ranks(meeting(1, 4, place), meeting(2, 4, place), kill_once_both_have_joined)
     assert the_text_of(outcomes[:2]) == "rank 0 was lost during init: its connection closed"
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < PATIENT_S
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_the_waiting(rank: int, place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"]) -> None:
     process = rank_process(rank, 2, place)
-    kill_soon(process, signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    time.sleep(0.25)  # the rank may wait by now; the test passes at any moment
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert b"KeyboardInterrupt" in err
     assert process.returncode == -signal.SIGINT
 
@@ -450,7 +473,7 @@ def dial(place: str) -> socket.socket:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         sock = socket.socket(socket.AF_UNIX if place.startswith("@") else socket.AF_INET)
-        sock.settimeout(5)
+        sock.settimeout(DEADLINE_S)
         host, _, port = place.rpartition(":")
         try:
             sock.connect((host, int(port)) if port.isdecimal() else "\0" + place[1:])
@@ -581,6 +604,7 @@ def test_a_silent_connection_is_closed_after_a_while(place: str, monkeypatch: py
     def silent() -> None:
         with dial(place) as sock:
             assert b"did not join within 0.2 s" in everything_from(sock)
+        monkeypatch.setattr(rendezvous_server, "_HANDSHAKE_S", DEADLINE_S)  # of the rank that comes now
 
     meets_in_spite_of(place, silent)
 
@@ -589,7 +613,7 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     place = free_place()
     other = PeerCredentials(1, os.getuid() + 1, 0)
     monkeypatch.setattr(rendezvous_server, "peer_credentials", lambda _: other)
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.5), meeting(1, 2, place))
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=HASTY_S), meeting(1, 2, place))
     assert "it runs as another user" in str(outcomes[0])
     assert f"but this job runs as uid {os.getuid()}" in str(outcomes[1])
 
@@ -598,7 +622,7 @@ def test_an_address_held_by_another_user_is_not_trusted(monkeypatch: pytest.Monk
     place = free_place()
     other = PeerCredentials(1, os.getuid() + 1, 0)
     monkeypatch.setattr(rendezvous_client, "peer_credentials", lambda _: other)
-    with Rendezvous(identity(0, 2, place), timeout_s=5):
+    with Rendezvous(identity(0, 2, place), timeout_s=PATIENT_S):
         (outcome,) = run_ranks(meeting(1, 2, place))
     assert f"{place} is held by uid {os.getuid() + 1}" in str(outcome)
 
@@ -663,7 +687,7 @@ def test_more_ranks_than_descriptors_is_an_error_that_says_so(
 ) -> None:
     place = free_place()
     rank_process(0, 20, place, SMALL)
-    outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=1.5) for rank in range(1, 20)])
+    outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=2 * HASTY_S) for rank in range(1, 20)])
     assert any("rank 0 cannot hold more connections" in text and "ulimit -n" in text for text in texts_of(outcomes))
 
 
@@ -674,7 +698,7 @@ def test_a_rank_says_that_rank_0s_place_is_reached_and_does_not_answer(
     with listen(parse_address(place)):  # the listener never answers, like a stopped process or another program
         (text,) = texts_of(run_ranks(meeting(1, 2, place, timeout_s=3.5)))
     lines = [each.getMessage() for each in caplog.records]
-    assert len(lines) in (2, 3)
+    assert len(lines) in (1, 2, 3)
     assert all(f"rank 1 found no rank 0 at {place} yet (last attempt: connected, but no" in line for line in lines)
     assert f"found no rank 0 at {place} within 3.5 s (last attempt: connected, but no answer came)" in text
 
@@ -684,7 +708,7 @@ def test_every_rank_has_the_secret(given: bytes) -> None:
     place = free_place()
 
     def rank(number: int) -> bytes:
-        with Rendezvous(identity(number, 3, place, secret=given), timeout_s=10) as rendezvous:
+        with Rendezvous(identity(number, 3, place, secret=given), timeout_s=PATIENT_S) as rendezvous:
             secret = rendezvous.secret()
             rendezvous.exchange({})
             return secret
@@ -746,7 +770,7 @@ def test_a_server_without_the_secret_is_not_believed(impostor: Callable[..., str
 
 
 def test_a_silent_server_is_given_up_at_the_time_out(impostor: Callable[..., str]) -> None:
-    (outcome,) = run_ranks(meeting(1, 2, impostor(lambda _: None), timeout_s=0.3))
+    (outcome,) = run_ranks(meeting(1, 2, impostor(lambda _: None), timeout_s=HASTY_S))
     assert "rank 1 found no rank 0" in str(outcome)
     assert "connected, but no answer came" in str(outcome)
 
@@ -772,7 +796,7 @@ def test_rank_0_cannot_listen(monkeypatch: pytest.MonkeyPatch, place: str) -> No
 
 def test_a_rank_that_breaks_the_protocol_ends_the_job(place: str) -> None:
     def broken(second_message: dict[str, Any]) -> Any:
-        client = Client(identity(1, 2, place), parse_address(place), VERSION, TimeLimit(10))
+        client = Client(identity(1, 2, place), parse_address(place), VERSION, TimeLimit(PATIENT_S))
         try:
             talk = client._find()
             client._join(talk)
@@ -789,13 +813,13 @@ def test_a_rank_that_breaks_the_protocol_ends_the_job(place: str) -> None:
 
 def test_a_rank_0_that_breaks_the_protocol_is_named(place: str) -> None:
     def first(harm: Callable[[Any], None]) -> None:
-        with Rendezvous(identity(0, 2, place), timeout_s=5) as rendezvous:
+        with Rendezvous(identity(0, 2, place), timeout_s=PATIENT_S) as rendezvous:
             rendezvous.exchange({})
             harm(rendezvous._end)
             time.sleep(0.2)
 
     def second() -> None:
-        with Rendezvous(identity(1, 2, place), timeout_s=5) as rendezvous:
+        with Rendezvous(identity(1, 2, place), timeout_s=PATIENT_S) as rendezvous:
             rendezvous.exchange({})
             rendezvous.exchange({})
 
@@ -811,12 +835,12 @@ def test_a_rank_0_that_falls_silent_is_given_up(place: str, monkeypatch: pytest.
     over = threading.Event()
 
     def first() -> None:
-        with Rendezvous(identity(0, 2, place), timeout_s=0.5) as rendezvous:
+        with Rendezvous(identity(0, 2, place), timeout_s=HASTY_S) as rendezvous:
             rendezvous.exchange({})
             assert over.wait(DEADLINE_S)
 
     def second() -> None:
-        with Rendezvous(identity(1, 2, place), timeout_s=0.5) as rendezvous:
+        with Rendezvous(identity(1, 2, place), timeout_s=HASTY_S) as rendezvous:
             rendezvous.exchange({})
             try:
                 rendezvous.exchange({})
@@ -831,7 +855,7 @@ def test_a_rank_that_does_not_answer_in_a_later_round_is_named(place: str) -> No
     over = threading.Event()
 
     def rank(number: int) -> None:
-        with Rendezvous(identity(number, 3, place), timeout_s=0.5) as rendezvous:
+        with Rendezvous(identity(number, 3, place), timeout_s=HASTY_S) as rendezvous:
             rendezvous.exchange({})
             if number == 2:
                 assert over.wait(DEADLINE_S)
@@ -851,13 +875,13 @@ def test_a_rank_that_does_not_read_its_answer_is_named() -> None:
 
     def first() -> Any:
         try:
-            with Rendezvous(identity(0, 3, place), timeout_s=0.8) as rendezvous:
+            with Rendezvous(identity(0, 3, place), timeout_s=HASTY_S) as rendezvous:
                 return rendezvous.exchange({"x": "y" * 900_000})
         finally:
             over.set()
 
     def deaf() -> None:
-        client = Client(identity(1, 3, place), parse_address(place), VERSION, TimeLimit(10))
+        client = Client(identity(1, 3, place), parse_address(place), VERSION, TimeLimit(PATIENT_S))
         talk = client._find()
         client._join(talk)
         talk.say({"peer_info": {"x": "y" * 900_000}})
@@ -865,4 +889,4 @@ def test_a_rank_that_does_not_read_its_answer_is_named() -> None:
         talk.line.sock.close()
 
     outcomes = run_ranks(first, deaf, meeting(2, 3, place))
-    assert "rank 1 did not take the answer within 0.8 s" in str(outcomes[0])
+    assert "rank 1 did not take the answer within 2 s" in str(outcomes[0])
