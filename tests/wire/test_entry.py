@@ -185,10 +185,14 @@ def test_mistakes_are_told_by_kind(library: str) -> None:
     run_ranks(mistakes, 2, library)
 
 
-def cancelling(here: Here, path: str) -> tuple[int, float]:
+def cancelling(here: Here, path: str, told: str) -> tuple[int, float]:
     user = user_of(path)
+    cancelled = Path(told)
     if here.rank == 0:
-        time.sleep(1.0)
+        until = time.monotonic() + 100
+        while not cancelled.exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
         asked = user.start(ALL_REDUCE, [np.ones((1, 4), np.float32)], FLOAT32, name=b"late")
         return asked.wait(), 0.0
     lonely = user.start(ALL_REDUCE, [np.ones((1, 4), np.float32)], FLOAT32, name=b"late")
@@ -196,14 +200,16 @@ def cancelling(here: Here, path: str) -> tuple[int, float]:
     started = time.monotonic()
     assert lonely.cancel()
     error = lonely.wait()
+    took_s = time.monotonic() - started
     assert not lonely.cancel()
-    return error, time.monotonic() - started
+    cancelled.touch()
+    return error, took_s
 
 
-def test_a_cancelled_request_ends_here_at_once_and_for_the_others_when_they_come(library: str) -> None:
-    (late, _), (error, seconds) = run_ranks(cancelling, 2, library)
+def test_a_cancelled_request_ends_here_at_once_and_for_the_others_when_they_come(library: str, tmp_path: Path) -> None:
+    (late, _), (error, seconds) = run_ranks(cancelling, 2, library, str(tmp_path / "cancelled"))
     assert error == CANCELLED
-    assert seconds < 10.0
+    assert seconds < 60.0
     assert late not in {OK, CANCELLED}
 
 

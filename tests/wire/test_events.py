@@ -62,7 +62,7 @@ def wait_for_a_late_one(here: Here) -> list[Event]:
     group = here.join()
     group.barrier()
     multiring.drain_events()
-    time.sleep(0.6 if here.rank == 1 else 0)
+    time.sleep(1.5 if here.rank == 1 else 0)
     group.all_reduce(np.ones(10))
     return multiring.drain_events()
 

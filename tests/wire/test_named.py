@@ -210,7 +210,8 @@ def nothing(signature: Signature) -> Start:
 
 def any_order(here: Here) -> bool:
     """Post operations in a random order on each rank, with blocking operations in between."""
-    named = NamedOperations(here.join())
+    group = here.join()
+    named = NamedOperations(group)
     chance = random.Random(here.rank)  # noqa: S311 -- to be the same again
     for turn in range(4):
         arrays = {f"{turn}.{i}": np.full(i + 1, float(here.rank)) for i in range(20)}
@@ -235,13 +236,14 @@ def any_order(here: Here) -> bool:
         assert (total == here.size).all()
     late = np.ones(2)
     if here.rank == 0:
-        time.sleep(0.3)
+        group.recv(np.zeros(1), 1)  # rank 1 has waited in vain
     handle = all_reduce(named, "late", late)
     if here.rank == 1:
         with pytest.raises(TimeoutError, match=r"operation 'late' is still in flight after 0.05 s"):
             handle.wait(timeout=0.05)
         with pytest.raises(ArgumentError, match="in flight already"):
             all_reduce(named, "late", late)
+        group.send(np.zeros(1), 0)
     handle.wait()
     assert (late == here.size).all()
     pending = all_reduce(named, f"of rank {here.rank} alone", np.ones(2))

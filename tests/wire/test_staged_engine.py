@@ -200,7 +200,7 @@ def die(here: Here) -> bool:
         handle.wait()
     with pytest.raises(PeerLostError, match="rank 1"):
         group.all_reduce(array)
-    return time.monotonic() - began_s < 5 and bool((array.get() == 2).all())
+    return time.monotonic() - began_s < 60 and bool((array.get() == 2).all())
 
 
 def test_a_rank_dies() -> None:

@@ -139,4 +139,4 @@ def test_the_limits_of_control_groups_are_told(tmp_path: Path) -> None:
     assert str(own) + " " not in told
     began = time.monotonic()
     assert "may have no more processes and threads" in limits_told("", tmp_path)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60

@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from tests.support.ranks import Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import ArgumentError, MultiringError, StateError
-from multiring.trace.part import ROW
+from multiring.trace.part import OPERATION, ROW, read_part
 
+LIMIT_S = 100.0  # it ends a wait that hangs
 Events = list[dict[str, Any]]
 
 
@@ -91,7 +93,7 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
         assert len(about["readings"]) == (0 if rank == 0 else 2)
         # The ranks share one clock, so each measured offset must be zero within its stated error.
         for reading in about["readings"]:
-            assert abs(reading["offset_us"]) <= reading["error_us"] < 1e5
+            assert abs(reading["offset_us"]) <= reading["error_us"] < 5e6  # a busy machine answers late
         rows = rows_of(found, rank)
         assert rows[1] == "program"
         operations = slices(found, rank, "operation")
@@ -265,6 +267,14 @@ def test_bad_input_is_an_error_on_every_rank_and_nothing_begins(tmp_path: Path) 
 # ---- ranks that die or leave
 
 
+def wait_until_it_is_on_disk(part: str) -> None:
+    """Wait until a rank's part has an operation."""
+    until = time.monotonic() + LIMIT_S
+    while not (read_part(Path(part).read_bytes()).rows["kind"] == OPERATION).any():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def reduce_for_ever(group: multiring.Group) -> None:
     while True:
         group.all_reduce(np.ones(1000))
@@ -275,7 +285,7 @@ def lose_one(here: Here, folder: str, loser: int) -> str:
     group = here.join()
     multiring.start_timeline(f"{folder}/trace.json")
     group.all_reduce(np.ones(1000))
-    time.sleep(0.6)  # until the events are on disk
+    wait_until_it_is_on_disk(f"{folder}/trace.json.rank-{here.rank}.part")
     here.reach("recorded")
     with pytest.raises(MultiringError, match=f"rank {loser} died"):
         reduce_for_ever(group)
@@ -335,27 +345,33 @@ def test_who_fails_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
 
 
-def leave_early(here: Here, folder: str, pause_s: float, stall_warn_s: float) -> float:
+def leave_early(here: Here, folder: str, pause_s: float | None, stall_warn_s: float) -> float:
+    """Leave at once as rank 0, and as rank 1 after a pause, or once rank 0 has written the file."""
     logging.basicConfig(level=logging.WARNING)
     group = here.join(stall_warn_s=stall_warn_s)
     multiring.start_timeline(f"{folder}/trace.json")
     group.barrier()
-    time.sleep(0.6)  # until the events are on disk
-    if here.rank == 1:
+    wait_until_it_is_on_disk(f"{folder}/trace.json.rank-{here.rank}.part")
+    if here.rank == 1 and pause_s is not None:
         time.sleep(pause_s)
+    until = time.monotonic() + LIMIT_S
+    while here.rank == 1 and pause_s is None and not Path(f"{folder}/trace.json").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
     began = time.monotonic()
     multiring.shutdown()
     return time.monotonic() - began
 
 
 def test_who_goes_on_keeps_its_part(tmp_path: Path) -> None:
-    report = report_of(leave_early, 2, str(tmp_path), 2.0, 0.5, engine="tcp")
+    report = report_of(leave_early, 2, str(tmp_path), None, 0.5, engine="tcp")
     part = tmp_path / "trace.json.rank-1.part"
     assert sorted(tmp_path.iterdir()) == [tmp_path / "trace.json", part]
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, False]
-    assert "contains the part that rank 1 left on disk: it does not answer after 0." in report.outcomes[0].output
+    told = r"contains the part that rank 1 left on disk: it does not answer after \d"
+    assert re.search(told, report.outcomes[0].output), report.outcomes[0].output
     assert f"stays in {part}: rank 0 does not accept it" in report.outcomes[1].output
 
 
@@ -366,11 +382,11 @@ def test_on_one_host_who_leaves_last_writes_the_file(tmp_path: Path, pause_s: fl
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, True]
-    assert said[0] < 10  # before the fix it was 60 s, because rank 1 did not come
+    assert said[0] < 40  # before the fix it was 60 s, because rank 1 did not come
 
 
 def leave_alone(here: Here, folder: str, leaver: int) -> float:
-    group = here.join(stall_warn_s=12.0)
+    group = here.join(stall_warn_s=60.0)
     multiring.start_timeline(f"{folder}/trace.json")
     group.barrier()
     began = time.monotonic()
@@ -386,26 +402,32 @@ def leave_alone(here: Here, folder: str, leaver: int) -> float:
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_who_is_waited_for_leaves_without_its_timeline(tmp_path: Path, engine: str, leaver: int) -> None:
     said = run_ranks(leave_alone, 2, str(tmp_path), leaver, engine=engine)
-    assert max(said) < 8  # before the fix it was 24 s, twice the time to a stall warning
+    assert max(said) < 80  # before the fix it was 120 s, twice the time to a stall warning
 
 
-def stop_in_vain(here: Here, folder: str) -> None:
+def stop_in_vain(here: Here, folder: str, interrupted: Path) -> None:
     logging.basicConfig(level=logging.WARNING)
     group = here.join()
     multiring.start_timeline(f"{folder}/trace.json")
     group.barrier()
     here.reach("stopping")
-    if here.rank == 1:
-        time.sleep(1)
+    until = time.monotonic() + LIMIT_S
+    while here.rank == 1 and not interrupted.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
     with pytest.raises(KeyboardInterrupt if here.rank == 0 else StateError):
         multiring.stop_timeline()
+    interrupted.touch()
     multiring.shutdown()
 
 
 def test_an_interrupted_end_leaves_the_parts(tmp_path: Path) -> None:
-    report = report_of(stop_in_vain, 2, str(tmp_path), faults=[interrupt(0).at("stopping").after(0.4)])
-    parts = [tmp_path / f"trace.json.rank-{rank}.part" for rank in range(2)]
-    assert sorted(tmp_path.iterdir()) == parts
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    fault = interrupt(0).at("stopping").after(1.0)  # it waits for rank 1 by then
+    report = report_of(stop_in_vain, 2, str(folder), tmp_path / "interrupted", faults=[fault])
+    parts = [folder / f"trace.json.rank-{rank}.part" for rank in range(2)]
+    assert sorted(folder.iterdir()) == parts
     assert f"stays in {parts[0]}: the writing was interrupted" in report.outcomes[0].output
 
 
@@ -413,11 +435,16 @@ def test_an_interrupted_end_leaves_the_parts(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, signal, sys, time
+from pathlib import Path
 import multiring
+from multiring.trace.part import OPERATION, read_part
 group = multiring.init()
 with multiring.trace.span("work"):
     group.barrier()
-time.sleep(0.6)
+part, until = Path(f"{sys.argv[1]}.rank-{group.rank}.part"), time.monotonic() + 100
+while not ((found := read_part(part.read_bytes())).spans and (found.rows["kind"] == OPERATION).any()):
+    assert time.monotonic() < until
+    time.sleep(0.02)
 if "kill" in sys.argv and group.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 group.barrier()
@@ -430,7 +457,11 @@ def test_run_writes_the_timeline_however_the_job_ends(tmp_path: Path, arguments:
     path = tmp_path / "trace.json.gz"
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--timeline", str(path), "--"]
     done = subprocess.run(
-        [*command, sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=240, check=False
+        [*command, sys.executable, "-c", SCRIPT, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == (128 + signal.SIGKILL if arguments else 0), done.stderr
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
