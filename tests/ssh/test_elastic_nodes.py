@@ -25,7 +25,9 @@ def all_started(hosts: SshHosts, *words: str, program: str = SUMS, **variables: 
     """Start all nodes, and wait until their ranks have committed a step together."""
     nodes = [started(hosts, number, *words, program=program, **variables) for number in range(NODES)]
     wait_for_size(nodes[0], NODES)
-    hosts.as_root(hosts.lab.hosts[0], f"for try in $(seq 250); do [ -s {HOME}/log-0 ] && exit; sleep 0.1; done; exit 1")
+    hosts.as_root(
+        hosts.lab.hosts[0], f"for try in $(seq 2000); do [ -s {HOME}/log-0 ] && exit; sleep 0.1; done; exit 1"
+    )
     return nodes
 
 

@@ -12,7 +12,7 @@ from multiring.lab import parse_fault
 SAY = "import multiring\nmultiring.init().barrier()\nprint('well', flush=True)\n"
 
 
-def refused(hosts: SshHosts, *words: str, code: int = 2, within_s: float = 60.0, **variables: str) -> str:
+def refused(hosts: SshHosts, *words: str, code: int = 2, within_s: float = 200.0, **variables: str) -> str:
     """Return the one line with which `multiring run` refuses; nothing may be left on any host."""
     hosts.write("say.py", SAY)
     began = time.monotonic()

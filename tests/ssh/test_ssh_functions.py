@@ -144,11 +144,10 @@ def test_a_driver_that_ends_leaves_nothing(hosts: SshHosts, number: int) -> None
     hosts.write("library.py", LIBRARY)
     hosts.write("script.py", SCRIPT, [0])
     words = ["python", "script.py", "wait", json.dumps({"num_proc": 2, "hosts": "host1:1,host2:1"})]
-    for each in hosts.lab.hosts:
-        hosts.as_root(each, "rm -f /tmp/at-work-*")  # those of the test before, which had the same hosts
+    forget_work(hosts)
     driver = hosts.start(0, words)
     for host, rank in ((1, 0), (2, 1)):
-        at_work = f"for _ in $(seq 300); do [ -e /tmp/at-work-{rank} ] && exit; sleep 0.1; done; exit 1"
+        at_work = f"for _ in $(seq 2000); do [ -e /tmp/at-work-{rank} ] && exit; sleep 0.1; done; exit 1"
         hosts.as_root(hosts.lab.hosts[host], at_work)
     driver.send_signal(number)
     driver.communicate(timeout=240)
@@ -157,15 +156,22 @@ def test_a_driver_that_ends_leaves_nothing(hosts: SshHosts, number: int) -> None
         assert hosts.wait_until_gone(place) == []
 
 
+def forget_work(hosts: SshHosts) -> None:
+    """Remove the marks of tests before, which may have had the same hosts."""
+    for each in hosts.lab.hosts:
+        hosts.as_root(each, "rm -f /tmp/at-work-*")
+
+
 def test_a_killed_host_is_named(own_hosts: SshHosts) -> None:
     hosts = own_hosts
+    forget_work(hosts)
     hosts.write("library.py", LIBRARY)
     hosts.write("script.py", SCRIPT, [0])
     driver = hosts.start(
         0,
         ["python", "script.py", "wait", json.dumps({"num_proc": 2, "hosts": "host0:1,host1:1"})],
     )
-    at_work = "for _ in $(seq 300); do [ -e /tmp/at-work-1 ] && exit; sleep 0.1; done; exit 1"
+    at_work = "for _ in $(seq 2000); do [ -e /tmp/at-work-1 ] && exit; sleep 0.1; done; exit 1"
     hosts.as_root(hosts.lab.hosts[1], at_work)
     hosts.lab.apply(parse_fault(["kill", "host1"], hosts.lab.plan))
     out, err = driver.communicate(timeout=240)

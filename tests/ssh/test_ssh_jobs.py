@@ -55,7 +55,7 @@ def at_work(hosts: SshHosts, *words: str, ranks: int = 2) -> Process:
 
 
 def nothing_left(hosts: SshHosts, *numbers: int) -> None:
-    """Assert that the user has no process on the hosts within 30 s."""
+    """Assert that the user has no process on the hosts within two minutes."""
     for number in numbers or range(3):
         assert hosts.wait_until_gone(number) == []
 
@@ -90,10 +90,12 @@ def test_a_killed_rank_is_named_with_its_host(hosts: SshHosts) -> None:
 
 
 def test_ctrl_c_lets_all_ranks_save(hosts: SshHosts) -> None:
+    for each in hosts.lab.hosts:
+        hosts.as_root(each, f"rm -f {HOME}/usr1-* {HOME}/saved-*")  # those of tests before, which had the same hosts
     process = at_work(hosts, "--hosts", "host0:1,host1:1")
     process.send_signal(signal.SIGUSR1)
     # Python handles signals that arrive together by their numbers: SIGINT would end the rank first.
-    heard = f"for _ in $(seq 200); do [ -e {HOME}/usr1-1 ] && exit; sleep 0.1; done; exit 1"
+    heard = f"for _ in $(seq 2000); do [ -e {HOME}/usr1-1 ] && exit; sleep 0.1; done; exit 1"
     hosts.as_root(hosts.lab.hosts[1], heard)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=240)
@@ -245,7 +247,7 @@ def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts, time_out: t
     began = time.monotonic()
     own_hosts.lab.apply(parse_fault(["kill", "host2"], own_hosts.lab.plan))
     _, err = process.communicate(timeout=240)
-    assert time.monotonic() - began < 35
+    assert time.monotonic() - began < 100  # the launcher allows 15 s of silence, and the kernel a quarter of an hour
     assert process.returncode == 137
     assert re.search(r"rank 2 \(pid \d+ on host2\) failed: its host was lost: .*", err.decode()), err.decode()
     nothing_left(own_hosts, 0, 1)

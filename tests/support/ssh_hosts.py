@@ -154,7 +154,7 @@ class SshHosts:
         script = f"for each in /proc/[0-9]*; do {is_users} && tr '\\0' ' ' <$each/cmdline && echo; done; true"
         return [line for line in self.as_root(self.lab.hosts[number], script).splitlines() if line.strip()]
 
-    def wait_until_gone(self, number: int, within_s: float = 30.0) -> list[str]:
+    def wait_until_gone(self, number: int, within_s: float = 120.0) -> list[str]:
         """Wait until the user has no process on a host, and return those that are left after `within_s` seconds."""
         until = time.monotonic() + within_s
         while left := self.processes_of_user(number):

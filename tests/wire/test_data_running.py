@@ -119,7 +119,7 @@ def test_a_fork_makes_its_own_workers(tmp_path: Path) -> None:
         next(batches)
         child = os.fork()
         if not child:
-            signal.alarm(20)
+            signal.alarm(120)
             found = [batch["array"][:, 0].tolist() for batch in batches]
             loader.close()
             os._exit(0 if found == [list(range(begin, begin + 16)) for begin in (16, 32, 48)] else 1)
@@ -143,11 +143,11 @@ if __name__ == "__main__":
     for _ in zip(*loaders):
         if not os.fork():  # another child, which has inherited all ends of pipes
             os.write(1, b"%d\\n" % os.getpid())
-            time.sleep(20)
+            time.sleep(600)
             os._exit(0)
         workers = [each.process.pid for one in loaders for each in one._workers._workers]
         os.write(1, (" ".join(map(str, workers)) + "\\n").encode())
-        time.sleep(60)
+        time.sleep(600)
 """
 
 

@@ -33,7 +33,7 @@ from multiring.lab.topology_file import topology_text
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
 MEGABIT = 10**6
-LEFT_S = 20.0  # the kernel removes namespaces in the background, which takes seconds on a busy machine
+LEFT_S = 100.0  # the kernel removes namespaces in the background; labs of concurrent tests have interfaces, too
 
 
 def run_in(lab: Lab, host: int, *command: str) -> str:
@@ -240,14 +240,14 @@ def test_a_rank_that_leaves_over_a_slow_wire_is_not_taken_for_dead(start: Callab
 TRY_TO_REACH = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[1], 9), timeout=0.5)
+    socket.create_connection((sys.argv[1], 9), timeout=2)
 except OSError as error:
     sys.stdout.write(type(error).__name__)
 """
 
 
 def test_links_are_slowed_cut_and_mended() -> None:
-    with Lab(LabPlan(hosts=2, rails=(100 * MEGABIT, None))) as lab:
+    with Lab(LabPlan(hosts=2, rails=(20 * MEGABIT, None))) as lab:
         fault(lab, "slow host1 5mbit")
         for rail in range(2):
             with at_most(lab, 5 * MEGABIT, (0, rail)), at_most(lab, 5 * MEGABIT, (1, rail)):
@@ -257,7 +257,7 @@ def test_links_are_slowed_cut_and_mended() -> None:
         assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.0.1") == "TimeoutError"
         assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.1.1") == "ConnectionRefusedError"
         fault(lab, "mend host1")
-        with at_most(lab, 100 * MEGABIT, (1, 0)):
+        with at_most(lab, 20 * MEGABIT, (1, 0)):
             slow, fast = flow(lab, Flow(0, 1, 0), Flow(0, 1, 1))
         assert fast > slow
 
@@ -331,7 +331,7 @@ def test_every_survivor_of_a_killed_host_tells_of_it(start: Callable[..., LabRun
 
 def test_faults_come_by_themselves(start: Callable[..., LabRun]) -> None:
     times = ("--at", "0.4", "kill host0", "--at", "0.2", "slow host1 1mbit", "--at", "0.5", "mend host0")
-    lab = start("--hosts", "2", *times, "sh", "-c", "sleep 0.8")
+    lab = start("--hosts", "2", *times, "sh", "-c", "sleep 3")
     assert lab.finish() == 0
     said = [line.removeprefix("multiring: lab: ") for line in lab.err.splitlines()]
     assert said == ["slow host1 1mbit rail0", "kill host0", "cannot mend host0: it was killed"]
@@ -388,12 +388,12 @@ def test_an_mpi_starts_in_two_labs_at_once(start: Callable[..., LabRun], tmp_pat
         ("ssh host9 true", 255, "no host 'host9' in this lab"),
         ("cd /dev/shm; mkdir gone; cd gone; ssh host1 true", 255, "preexec_fn"),
         ("ssh host1", 255, "want HOST COMMAND"),
-        ("sleep 0.4; ssh host2 true", 255, "host2: no route to host"),
+        ("sleep 3; ssh host2 true", 255, "host2: no route to host"),
     ],
 )
 def test_a_host_runs_commands_on_another(start: Callable[..., LabRun], command: str, code: int, words: str) -> None:
     path = f"PATH={Path(AGENT).parent}:$PATH"
-    script = f"[ $MULTIRING_RANK = 0 ] || exec sleep 2; {path}; {command}"
+    script = f"[ $MULTIRING_RANK = 0 ] || exec sleep 6; {path}; {command}"
     lab = start("--hosts", "3", "--at", "0.1", "kill host2", "sh", "-c", script)
     assert lab.finish() == code, lab.err
     assert words in lab.out + lab.err

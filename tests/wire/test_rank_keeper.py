@@ -101,7 +101,7 @@ def test_a_stopped_rank_ends_with_the_processes_that_it_started(way: str) -> Non
         kept.wanted = False
     (end,) = kept.wait()
     assert isinstance(end, Ended)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 200
 
 
 def test_a_killed_rank_is_named_with_its_signal() -> None:

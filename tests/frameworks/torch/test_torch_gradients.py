@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import multiring
 import multiring.torch as mt
+from multiring import Event
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
@@ -291,19 +292,29 @@ def train_two_models(here: Here) -> None:
 class Stamp(torch.autograd.Function):
     """Records the time of its backward pass.
 
-    Before that, it gives the ranks time to reduce earlier gradients.
+    Before that, it waits until two earlier gradients have been reduced, and keeps the events of that time.
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, times: list[float]) -> Tensor:
-        ctx.times = times
+    def forward(ctx: Any, value: Tensor, times: list[float], events: list[Event]) -> Tensor:
+        ctx.times, ctx.events = times, events
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(0.1)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        deadline_s = time.monotonic() + 100
+        while len(reductions(ctx.events)) < 2:
+            assert time.monotonic() < deadline_s, "gradients are not reduced while backward runs"
+            time.sleep(0.001)
+            ctx.events += multiring.drain_events()
         ctx.times.append(time.monotonic())
-        return gradients[0], None
+        return gradients[0], None, None
+
+
+def reductions(events: list[Event]) -> list[Event]:
+    """Return the all-reduces among the events, in the order of their starts."""
+    found = [each for each in events if each.kind == "operation" and each.name == "all_reduce"]
+    return sorted(found, key=lambda each: each.operation)
 
 
 def test_buckets_are_reduced_while_backward_runs() -> None:
@@ -319,9 +330,9 @@ def note_times(here: Here) -> tuple[list[bool], list[bool]]:
     sgd(model, bucket_bytes=100)
     multiring.drain_events()
     times: list[float] = []
-    backward(second(Stamp.apply(first(torch.ones(2, 4)), times)).sum())  # type: ignore[no-untyped-call]
-    operations = [each for each in multiring.drain_events() if each.kind == "operation" and each.name == "all_reduce"]
-    operations.sort(key=lambda each: each.operation)
+    events: list[Event] = []
+    backward(second(Stamp.apply(first(torch.ones(2, 4)), times, events)).sum())  # type: ignore[no-untyped-call]
+    operations = reductions(events + multiring.drain_events())
     assert len(operations) == 4
     # The second layer's bias and weight have been reduced before backward reaches the first layer.
     return [each.end_s < times[0] for each in operations[:2]], [each.start_s > times[0] for each in operations[2:]]

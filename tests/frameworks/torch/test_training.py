@@ -124,8 +124,8 @@ def test_the_wait_for_a_step_s_loss_is_time_of_training(tmp_path: Path, monkeypa
     monkeypatch.setattr(TrainingRun, "_score", slower)
     options = {**COMMON, "run": str(tmp_path / "run"), "plain": True, "device": "cpu", "epochs": 2}
     progress = TrainingRun(Line(), TrainingOptions(**options)).train()
-    assert progress.trained_s >= 8 * 0.02
-    assert progress.wall_s - progress.trained_s >= 2.0
+    assert progress.trained_s > 0.9 * 8 * 0.02
+    assert progress.wall_s - progress.trained_s > 0.9 * 2.0
 
 
 def look_for_checkpoints(_: Here, options: dict[str, Any]) -> tuple[bool, bool]:
