@@ -27,7 +27,7 @@ from multiring.torch.path_agreement import PathChoice, RankFacts, choice_by
 # `make test-cuda` has a part; benchmarks/evidence/torch/on_devices.py has all.
 HAS_ALL = "MULTIRING_TEST_ALL_SHAPES" in os.environ
 HOSTS = [(2, 2), (3, 1), (2, 2, 2), (1, 2)][: 4 if HAS_ALL else 3]
-SOON_S = 8  # with a loaded machine
+SOON_S = 20  # far below the time-out of a stall, with a loaded machine
 REFUSED = "rank 1: ncclCommInitRankConfig: unhandled system error (2)"
 
 

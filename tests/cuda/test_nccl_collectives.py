@@ -21,7 +21,7 @@ from multiring.errors import CollectiveError, MultiringError
 from multiring.torch.collectives import by_nccl
 from multiring.torch.device_staging import DeviceStaging
 
-SOON_S = 5
+SOON_S = 20  # far below the time-out of a stall, with a loaded machine
 OPS: dict[str, Any] = {
     "sum": torch.sum,
     "average": torch.mean,

@@ -186,7 +186,7 @@ def test_a_killed_host_is_named_and_ends_the_job(agents: Agents, tmp_path: Path)
     output = first.communicate(timeout=240)[0]
     assert first.returncode != 0
     assert "PeerLostError" in output
-    assert time.monotonic() - began < 90, output  # 10 s, and the time of a busy machine
+    assert time.monotonic() - began < 200, output  # 10 s, and the time of a busy machine
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)

@@ -125,5 +125,5 @@ def test_a_killed_host_is_named_in_time_and_the_others_end(cluster: SlurmCluster
     assert job.returncode == 137, errors
     assert "rank 2 (pid" in errors
     assert "on node 2 (host2)) failed: its host was lost" in errors
-    assert took_s < 30, errors
+    assert took_s < 100, errors  # the kernel itself would take a quarter of an hour
     nothing_left(cluster, 0, 1)

@@ -194,9 +194,15 @@ group.barrier()
 
 
 def test_closed_ports_are_an_error_on_every_rank(cluster: SlurmCluster) -> None:
-    hold = "import socket, time; s = [socket.create_server(('', p)) for p in (7200, 7201)]; time.sleep(60)"
+    hold = (
+        "import socket, time; s = [socket.create_server(('', p)) for p in (7200, 7201)]; "
+        "print('on', flush=True); time.sleep(600)"
+    )
     holders = [cluster.user("python", "-c", hold, host=each) for each in range(3)]
     try:
+        for holder in holders:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "on\n"
         job = cluster.user("srun", "--mpi=pmi2", "-N2", "-n2", *SAY, MULTIRING_PORTS="7200-7201")
         errors = job.communicate(timeout=240)[1]
     finally:
@@ -210,7 +216,7 @@ def test_closed_ports_are_an_error_on_every_rank(cluster: SlurmCluster) -> None:
 
 def test_an_address_or_a_secret_on_some_ranks_only_is_an_error(cluster: SlurmCluster) -> None:
     place = "[ $SLURM_PROCID = 0 ] && export MULTIRING_RENDEZVOUS=host0:7300 MULTIRING_SECRET=mine"
-    limit_s = "6"
+    limit_s = "20"
     started = ("srun", "--mpi=none", "-N2", "-n2", "-w", "host0", "sh", "-c")
     job = cluster.user(*started, f"{place}; exec python /opt/programs/sum.py", MULTIRING_INIT_TIMEOUT_S=limit_s)
     errors = job.communicate(timeout=240)[1]

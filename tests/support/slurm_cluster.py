@@ -162,7 +162,7 @@ class SlurmCluster:
         """Return the numbers of the jobs that are not over."""
         return self.root("squeue", "-h", "-o", "%i").split()
 
-    def wait_for(self, condition: Callable[[], object], limit_s: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], object], limit_s: float = 200.0) -> None:
         """Block until `condition` holds."""
         latest = time.monotonic() + limit_s
         while not condition():
