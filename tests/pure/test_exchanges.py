@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.support.free_ports import free_port
 
 from multiring._exchanges import ExchangeError, PlaceExchange, SlurmStep, fetch, publish, ways_of_step
 from multiring._exchanges.munge import MungeExchange, _ports_of, _serve
@@ -551,8 +552,7 @@ def plain_munge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plain_munge")
 def test_munge_is_served_at_all_addresses_and_after_a_failed_accept() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     first = MungeExchange(STEP, ("127.0.0.1",), (port, port))
     first.publish("x")
     try:
@@ -574,8 +574,7 @@ def test_a_listener_that_never_ends_its_answer_does_not_hold_a_rank_up(monkeypat
         resolved.append(host)
         return resolve(host, *more, **named)
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        other = free.getsockname()[1]
+    other = free_port()
     with socket.create_server(("127.0.0.1", 0)) as trickling:
         port = trickling.getsockname()[1]
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.free_ports import free_port
 
 from multiring._launch import control_link, control_tcp
 from multiring._launch.agent_process import AgentProcess
@@ -87,8 +88,7 @@ def test_neither_the_secret_nor_the_environment_travels_between_nodes(tmp_path: 
     key = tmp_path / "key"
     key.write_text(secret)
     key.chmod(0o644)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     between = Recorder(port)
     common = {"MULTIRING_SECRET_FILE": str(key), "MULTIRING_INTERFACE": "127.0.0.1", "TOKEN": "a-private-token"}
     nodes = [
@@ -334,8 +334,7 @@ def test_a_slow_reader_of_the_output_is_no_lost_launcher(tmp_path: Path) -> None
     )
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     common = {"MULTIRING_SECRET": "s" * 32, "MULTIRING_INTERFACE": "127.0.0.1", "PYTHONPATH": path}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        met_at = f"127.0.0.1:{probe.getsockname()[1]}"
+    met_at = f"127.0.0.1:{free_port()}"
     programs = ("print('x' * 300_000)", f"open({str(tmp_path / 'done')!r}, 'w')")
     nodes = [
         started(
@@ -543,8 +542,7 @@ def test_an_agent_whose_end_srun_tells_is_not_waited_for(told: str, lost: set[in
 
 
 def test_a_signal_before_all_nodes_have_come_ends_the_job_and_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = ("--nodes", "2", "--node-rank", "0", "--meet", f"127.0.0.1:{port}", "-n", "1", "true")
     process = started(*words, MULTIRING_SECRET="of the test")  # noqa: S106 -- of the test
     assert process.stderr is not None

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.support.crowd import Crowd
+from tests.support.free_ports import free_port
 
 from multiring._runtime.bootstrap import rendezvous_client, rendezvous_link, rendezvous_server, waiting_lines
 from multiring._runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
@@ -52,8 +53,7 @@ def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_place(kind: str = "local") -> str:
     if kind == "local":
         return f"@multiring-test-{os.getpid()}-{random.SystemRandom().getrandbits(64):x}"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def identity(rank: int, size: int, place: str, **changes: Any) -> Identity:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.free_ports import free_port
 from tests.support.programs import run
 from tests.support.ranks import Here, report_of, run_ranks
 
@@ -250,14 +251,13 @@ def identity(rank: int, size: int, place: str, **changes: Any) -> Identity:
 
 def rendezvous_over(proxy: Callable[[TcpAddress], Proxy]) -> tuple[list[Any], Proxy]:
     """Return what two ranks get from a rendezvous over a proxy: the peer infos, or the error."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        place = TcpAddress("127.0.0.1", probe.getsockname()[1])
+    place = TcpAddress("127.0.0.1", free_port())
     on_the_way = proxy(place)
 
     def join(rank: int) -> Any:
         own = identity(rank, 2, str(on_the_way.address if rank else place))
         try:
-            return meet(own, {"known": KNOWN.decode(), "rank": rank}, timeout_s=20)
+            return meet(own, {"known": KNOWN.decode(), "rank": rank}, timeout_s=100)
         except RendezvousError as error:
             return error
 

@@ -1,7 +1,6 @@
 """torch's store as a way to tell where to meet: leftovers of former runs, and a store that no agent serves."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from tests.support.free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
 from multiring._exchanges import ExchangeError, TorchStoreExchange, fetch
@@ -71,8 +71,7 @@ def test_answers_are_removed(served: TCPStore) -> None:
 
 
 def test_without_an_agent_rank_0_serves_the_store_for_torch_too() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     first, second = way(port, is_served=False), way(port, is_served=False)
     first.publish("x")
     assert second.fetch(20.0) == "x"
@@ -86,8 +85,7 @@ def test_without_an_agent_rank_0_serves_the_store_for_torch_too() -> None:
 
 
 def test_a_store_that_cannot_be_reached_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     closed = TorchStoreExchange("127.0.0.1", port, JOB, is_served=True, limit_s=1.0)
     with pytest.raises(ExchangeError, match=f"127.0.0.1:{port}: "):
         closed.fetch(60.0)
@@ -97,8 +95,7 @@ def test_a_store_that_cannot_be_reached_is_named() -> None:
 
 def test_a_store_that_comes_after_torchs_own_patience_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiring._exchanges.torch_store._CONNECT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     reader = TorchStoreExchange("127.0.0.1", port, JOB, is_served=False, limit_s=60.0)
     assert reader.fetch(2.0) is None
     assert str(port) in reader.waits_for
