@@ -235,7 +235,7 @@ def come_too_late(here: Here, flag: str) -> list[str]:
 
 
 def test_who_comes_after_a_stall_is_told_so_in_slots_too(tmp_path: Path) -> None:
-    told = run_ranks(come_too_late, 2, str(tmp_path / "stalled"), stall_warn_s=0.2, stall_timeout_s=1)
+    told = run_ranks(come_too_late, 2, str(tmp_path / "stalled"), stall_warn_s=0.2, stall_timeout_s=3)
     assert told == [["StallError"] * 2] * 2
 
 

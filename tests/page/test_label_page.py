@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from multiring.vision import Box, Label, Mask, Polygon, VisionProject, run_lengths_of
 
-WAIT_MS = 30_000
+WAIT_MS = 200_000
 
 
 class Server:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-WAIT_MS = 60_000
+WAIT_MS = 200_000
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 PROGRAM = f"""
 import math, sys, time

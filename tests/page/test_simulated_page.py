@@ -12,7 +12,7 @@ from tests.support.told_values import told_values, value_at
 from multiring._cli import main
 from multiring._cli.simulated_page import page_of
 
-WAIT_MS = 60_000
+WAIT_MS = 200_000
 STEP = ["simulate", "--topology", "p5", "--model", "vgg16", "--batch-per-rank", "64", "--rate", "2500"]
 HOSTS = ["--failures-per-hour", "0.01", "--restart-seconds", "300"]
 LONG = "<b>" + "name" * 60

@@ -52,7 +52,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, f
 def test_the_page_shows_the_study(browser: Browser, written: tuple[str, tuple[str, float]], width: int) -> None:
     address, first = written
     page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(200_000)
     errors: list[str] = []
     requests: list[str] = []
     page.on("console", lambda told: errors.append(told.text) if told.type == "error" else None)

@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives
 from tests.support.ranks import Here
 from torch import Tensor
 
-PATIENCE = timedelta(seconds=50)
+PATIENCE = timedelta(seconds=100)
 dist: Any = torch.distributed  # torch types only parts of it
 functional: Any = torch.distributed._functional_collectives
 

@@ -1,11 +1,11 @@
 """The tcp engine listens at one address, in the given range of ports, and not at all within one host."""
 
-import contextlib
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.free_ports import free_ports
 from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MultiringError, RendezvousError
@@ -52,25 +52,17 @@ def test_interface(interface: str) -> None:
         assert address == ("127.0.0.1" if interface == "lo" else interface)
 
 
-def free_range(size: int) -> tuple[int, int]:
-    """Return the first and last of `size` consecutive free ports."""
-    for first in range(23_000, 30_000, size):
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for port in range(first, first + size):
-                probes.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first, first + size - 1
-    raise AssertionError("no free ports")
-
-
 def test_ports() -> None:
-    first, last = free_range(3)
+    first = free_ports(3)
+    last = first + 2
     by_rank = run_ranks(join_and_look, 3, engine="tcp", ports=f"{first}-{last}")
     assert sorted(port for found in by_rank for _, port in found) == list(range(first, last + 1))
 
 
 def test_too_few_ports() -> None:
-    first, last = free_range(2)
-    report = report_of(join_and_look, 3, engine="tcp", ports=f"{first}-{last}", init_timeout_s=5)
+    first = free_ports(2)
+    last = first + 1
+    report = report_of(join_and_look, 3, engine="tcp", ports=f"{first}-{last}", init_timeout_s=60)
     for outcome in report.outcomes:
         assert isinstance(outcome.error, MultiringError), outcome
         assert f"ports {first} to {last}" in str(outcome.error)

@@ -169,7 +169,7 @@ def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     if stage == "init" and rank == 1:
         engine.MpiHere._duplicate = lambda *_: os.kill(os.getpid(), number)
     try:
-        group = multiring.init(stall_warn_s=0.5, stall_timeout_s=2, init_timeout_s=5)
+        group = multiring.init(stall_warn_s=0.5, stall_timeout_s=4, init_timeout_s=60)
         array = np.ones(1_000_000, np.float32)
         group.all_reduce(array)
         if rank == 1:

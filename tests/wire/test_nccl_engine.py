@@ -344,7 +344,7 @@ def freeze(here: Here) -> None:
 
 
 def test_an_operation_that_does_not_end_is_an_error_on_all_ranks() -> None:
-    run_ranks(freeze, 2, stall_timeout_s=1.0)
+    run_ranks(freeze, 2, stall_timeout_s=3.0)
 
 
 def fall_silent(here: Here) -> None:
@@ -364,7 +364,7 @@ def fall_silent(here: Here) -> None:
 
 
 def test_a_silent_rank_is_named() -> None:
-    outcomes = report_of(fall_silent, 2, faults=[stop(1).at("posted")], stall_timeout_s=1.0).outcomes
+    outcomes = report_of(fall_silent, 2, faults=[stop(1).at("posted")], stall_timeout_s=3.0).outcomes
     assert outcomes[0].error is None, outcomes
 
 

@@ -1,8 +1,6 @@
 """Ranks that a cluster's worker keeps: their results, their ends, and nothing left behind; without any cluster."""
 
-import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support import cluster_programs as programs
+from tests.support.free_ports import free_ports
 
 from multiring._launch.cluster_ranks import ClusterRendezvous, positions_of
 from multiring._launch.cluster_worker import ReservedPlace, draw_job_name, draw_secret, facts_here
@@ -131,19 +130,10 @@ def test_the_secret_is_on_no_command_line_and_in_no_file() -> None:
     assert kept.wait() == [Returned([]), Returned([])]
 
 
-def two_free_ports() -> tuple[int, int]:
-    """Return two ports of 127.0.0.1 that follow each other and that nobody uses, such as tests beside these."""
-    for first in range(23450, 24450, 2):
-        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", first))
-            other.bind(("127.0.0.1", first + 1))
-            return first, first + 1
-    raise AssertionError("no two ports are free")
-
-
 def test_a_reserved_port_is_free_for_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_INTERFACE", "127.0.0.1")
-    first, second = two_free_ports()
+    first = free_ports(2)
+    second = first + 1
     reserved = ReservedPlace({"MULTIRING_PORTS": f"{first}-{second}"}, is_one_host=False)
     assert reserved.rendezvous == f"127.0.0.1:{first}"
     assert reserved.torch_port == second

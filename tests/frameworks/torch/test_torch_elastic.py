@@ -260,7 +260,7 @@ def meet_again(here: Here) -> None:
 
 
 def test_a_rank_that_is_gone_for_good_ends_the_job() -> None:
-    report = report_of(train_until_death, 2, faults=[kill(1).at("training")], init_timeout_s=1.0)
+    report = report_of(train_until_death, 2, faults=[kill(1).at("training")], init_timeout_s=4.0)
     assert isinstance(report.outcomes[0].error, RendezvousError)
 
 
