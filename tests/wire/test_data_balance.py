@@ -22,7 +22,7 @@ from multiring.errors import DataError, StateError
 PAUSE_S = 2.0  # long beside what all batches take
 SLOW_S = 0.012  # long beside the turns that other processes take of a core
 LATE_S = 0.05
-TRIES = 7
+TRIES = 6
 _now = {"slow_s": SLOW_S}
 
 
@@ -66,12 +66,12 @@ def told(loader: Loader, epochs: int = 4, compute_s: float = 0.0) -> Balance:
 def on_free_cores(data: Dataset, workers: int = 2, computes: float = 0.0) -> Balance:
     """Return the balance of a training whose workers hardly waited for a core: else, the cores are what is slow.
 
-    Where they did wait, all is twice as slow in the next try, so that waits of the same length are a smaller part. A
-    step computes as long as `computes` slow reads.
+    Where they did wait, all is slower in later tries, so that waits of the same length are a smaller part. A step
+    computes as long as `computes` slow reads.
     """
     try:
         for number in range(TRIES):
-            _now["slow_s"] = SLOW_S * 2**number
+            _now["slow_s"] = SLOW_S * 2 ** (number // 2)
             loader = Loader(data, 4, workers=workers)
             found = told(loader, compute_s=computes * _now["slow_s"])
             if loader.spent["queued"] < 0.02 * sum(loader.spent[each] for each in (*REQUESTED, DECODE, COPY)):
