@@ -37,7 +37,7 @@ LAYERS = (
     "_settings",
     "_foreign_variables | _setting_values | _replacing | _file_locks | _strict_json | optim | frontend | gradients",
     "_arguments | _first_use | _limits | _steps | _web",
-    "errors | _former_names | _version",
+    "errors | _forks | _former_names | _version",
 )
 # The order of the parts of one package, from the top, as in LAYERS.
 PARTS = {

@@ -13,7 +13,6 @@ compares it with Fisher-Yates.
 """
 
 import hashlib
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,6 +72,8 @@ class Permutation:
             raise ArgumentError(f"a permutation of {length} numbers: want 1 to 2^48")
         self.length = length
         self._key = key
+        self._numbers: Numbers | None = None
+        self._places: Numbers | None = None
         if length > _TABLE:
             self._bits = max(1, (length - 1).bit_length() // 2)
             self._rows = -(-length >> self._bits)
@@ -92,7 +93,7 @@ class Permutation:
         if numbers.size and (numbers.min() < 0 or numbers.max() >= self.length):
             raise ArgumentError(f"numbers {numbers.min()} to {numbers.max()}: want 0 to {self.length - 1}")
         if self.length <= _TABLE:
-            found: Numbers = (self._back if back else self._table)[numbers]
+            found: Numbers = (self._back() if back else self._table())[numbers]
             return found
         result = np.empty_like(numbers)
         for begin in range(0, len(numbers), _BLOCK):
@@ -104,17 +105,23 @@ class Permutation:
             result[begin : begin + _BLOCK] = block
         return result
 
-    @cached_property
-    def _table(self) -> Numbers:
-        (word,) = keyed_words(1, "table", self.length, *self._key)
-        # A stable sort gives the same order on every machine, even if two hashes are equal.
-        return np.argsort(hashed(np.arange(self.length, dtype=np.uint64), word), kind="stable")
+    # Python 3.11's `cached_property` has one lock for all objects, which could be taken for ever in a fork.
 
-    @cached_property
+    def _table(self) -> Numbers:
+        """Return the numbers by place, int64 (length,)."""
+        if self._numbers is None:
+            (word,) = keyed_words(1, "table", self.length, *self._key)
+            # A stable sort gives the same order on every machine, even if two hashes are equal.
+            self._numbers = np.argsort(hashed(np.arange(self.length, dtype=np.uint64), word), kind="stable")
+        return self._numbers
+
     def _back(self) -> Numbers:
-        back = np.empty_like(self._table)
-        back[self._table] = np.arange(self.length)
-        return back
+        """Return the places by number, int64 (length,)."""
+        if self._places is None:
+            back = np.empty_like(self._table())
+            back[self._table()] = np.arange(self.length)
+            self._places = back
+        return self._places
 
     def _network(self, numbers: Numbers, *, back: bool) -> Numbers:
         rows, mask = self._rows, np.uint32((1 << self._bits) - 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from multiring._forks import begun_in_forks
 from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
 
 SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
@@ -34,6 +35,11 @@ class StageClock:
 
     def __init__(self) -> None:
         self._here = threading.local()
+        self.begin_in_fork()
+        begun_in_forks(self)
+
+    def begin_in_fork(self) -> None:
+        """Begin without requests: those of the parent's threads do not end in a fork."""
         self._under_way: dict[str, set[int]] = {stage: set() for stage in REQUESTED}
 
     def _spent(self) -> dict[str, float]:

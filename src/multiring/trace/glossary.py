@@ -1,7 +1,8 @@
 """The meanings of numbers in a timeline's rows."""
 
-import threading
 from typing import Any
+
+from multiring._forks import ForkSafeLock
 
 _MOST_KEPT = 4096
 
@@ -15,7 +16,7 @@ class Glossary:
     def __init__(self) -> None:
         self.groups: dict[int, str] = {}
         self._operations: dict[int, tuple[str, Any, str]] = {}
-        self._adding = threading.Lock()
+        self._adding = ForkSafeLock()
 
     def note(self, digest: bytes, title: str, plan: Any, engine: str = "") -> None:
         """Store what is known of the operations with `digest`.

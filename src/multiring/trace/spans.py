@@ -7,6 +7,7 @@ from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from multiring._forks import ForkSafeLock
 from multiring.errors import StateError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Follower(Protocol):
 
 class _Process:
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ForkSafeLock()
         self.spans: Spans | None = None
         self.followers: list[Follower] = []
         self.is_fork_watched = False
@@ -161,7 +162,6 @@ def follow(follower: Follower) -> None:
 
 def _forget() -> None:
     """Stop recording in a forked child: the timeline belongs to the parent, and no code reads the child's spans."""
-    _process.lock = threading.Lock()
     if _process.spans is not None:
         stop_spans()
 

@@ -12,7 +12,6 @@ Pillow decodes. The rules, in this order:
 
 import io
 import re
-import threading
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._arguments import require_path, shown
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import Limits, library
 from multiring.errors import ArgumentError, DataError
 
@@ -43,7 +43,7 @@ _PNG, _PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24
 _PPM = re.compile(rb"P[2356](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
 
 # A large picture takes more than a gigabyte while it is decoded, so that only one thread at a time decodes such a one.
-_LARGE, _ONE_LARGE = 1 << 24, threading.Lock()  # pixels
+_LARGE, _ONE_LARGE = 1 << 24, ForkSafeLock()  # pixels
 _BAND = 1 << 20  # pixels that are mixed with white at a time: the products have 12 bytes a pixel
 
 DEFAULT_LIMITS = Limits(record_bytes=1 << 28)

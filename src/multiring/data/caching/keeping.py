@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._forks import begun_in_forks
 from multiring.data.caching.blocks import READERS, BlockCache, stored_bytes
 from multiring.data.eviction import NEVER, LeastRecent, NextUse, Policy, Times, Uses
 from multiring.data.eviction_search import LOOK
@@ -42,19 +43,28 @@ class Keeping:
     def __init__(self, cache: BlockCache, key: str, sizes: list[int], memory_bytes: int) -> None:
         self._cache, self._key = cache, key
         self._sizes = np.asarray(sizes, dtype=np.int64)
-        self._memory: Policy = LeastRecent(self._sizes, memory_bytes)
         self._memory_bytes = memory_bytes
+        self._mine: NDArray[np.bool_] | None = None
+        self.begin_in_fork()
+        begun_in_forks(self)
+
+    def begin_in_fork(self) -> None:
+        """Start with new locks, no blocks in memory and no known uses.
+
+        In a fork, another thread of the parent may have left the blocks and their sizes half changed. The file of
+        published uses belongs to the parent.
+        """
+        self._memory: Policy = LeastRecent(self._sizes, self._memory_bytes)
         self._blocks: dict[int, bytes] = {}
-        self._disk = NextUse(stored_bytes(self._sizes), cache.quota_bytes)
+        self._disk = NextUse(stored_bytes(self._sizes), self._cache.quota_bytes)
         self._uses: Uses | None = None
         self._lock = threading.RLock()
-        self._others = _Others(cache.root, key, len(sizes))
+        self._others = _Others(self._cache.root, self._key, len(self._sizes))
         self._began = (time.monotonic(), 0)
         self._look_at = 0.0
         self._looking = threading.Lock()
         self._accepted: dict[int, int] = {}  # blocks that are being fetched, and the block to evict for each
-        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which each sample uses only a part
-        self._mine: NDArray[np.bool_] | None = None
+        self._parted = np.zeros(len(self._sizes), dtype=np.bool_)  # blocks of which each sample uses only a part
 
     def expect(self, uses: Uses) -> None:
         """From now on, keep the blocks that `uses` needs soonest."""

@@ -150,6 +150,9 @@ class ThreadWorkers:
 
     def close(self) -> None:
         """Stop the threads after they have finished the started batches."""
+        if os.getpid() != self.pid:  # the threads are the parent's, and one of them may have had the lock at the fork
+            self._end.detach()
+            return
         with self._lock:
             self._end()
 

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from multiring._forks import begun_in_forks
 from multiring._runtime.bootstrap.addresses import TcpAddress
 from multiring._runtime.bootstrap.handshake import FrameError
 from multiring.data.peers.connection import Connection
@@ -35,6 +36,11 @@ class BlockClient:
         self._seals = seals
         self._idle: deque[Connection] = deque()
         self._paused_until = 0.0
+        begun_in_forks(self)
+
+    def begin_in_fork(self) -> None:
+        """Leave the connections to the parent: two processes must not use one connection."""
+        self.close()
 
     def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float, bool]:
         return (self.address, self._secret, self._tell, self._timeout_s, self._seals)

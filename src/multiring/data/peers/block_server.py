@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from multiring._forks import begun_in_forks
 from multiring._runtime.bootstrap.addresses import TcpAddress, listen
 from multiring._runtime.bootstrap.handshake import FrameError
 from multiring.data.peers.block_client import Tell
@@ -62,6 +63,20 @@ class BlockServer:
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, daemon=True, name="multiring-blocks").start()
+        begun_in_forks(self)
+
+    def begin_in_fork(self) -> None:
+        """Leave the port and the connections to the parent, whose threads serve them.
+
+        If the fork kept them open, other hosts would not notice the end of the parent. The fork must not shut them
+        down, as `close` does, because that ends them in the parent, too.
+        """
+        self._lock = threading.Lock()
+        self._closed = True
+        lines, self._lines = self._lines, set()
+        self._listener.close()
+        for line in lines:
+            line.close()
 
     def _accept(self) -> None:
         while not self._closed:

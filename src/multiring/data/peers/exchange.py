@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multiring._forks import begun_in_forks
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.peers.block_client import BlockClient, Tell
 from multiring.data.peers.block_server import CONNECTIONS
@@ -96,6 +97,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._gate, self._receiving = Gate(), threading.Semaphore(_RECEIVING)
         self.server: BlockClient | None = None  # this host's own server, for its other processes
+        begun_in_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process requests its host's own blocks from the host's serving process, as other hosts do.
@@ -106,6 +108,11 @@ class Exchange:
         self.__dict__ |= state
         self.traffic, self._lock, self._gate, self.server = ReceivedBytes(), threading.Lock(), Gate(), None
         self._receiving = threading.Semaphore(_RECEIVING)
+        begun_in_forks(self)
+
+    def begin_in_fork(self) -> None:
+        """Go on as in any other worker process."""
+        self.__setstate__(self.__getstate__())
 
     def fetch(self, shard: int, block: int) -> bytes:
         """Return a block's bytes from its owner.

@@ -3,7 +3,6 @@
 import io
 import math
 import struct
-import threading
 import tokenize
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import Limits, damage_told, refuse_pickle, require_size
 from multiring.data.readers.source import Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import Storage, read, with_endings
@@ -30,7 +30,7 @@ _HEADERS_ERRORS = (
     tokenize.TokenError,
 )
 Array = NDArray[Any]
-_one_at_a_time = threading.Lock()
+_one_at_a_time = ForkSafeLock()
 
 
 @dataclass(frozen=True, slots=True)

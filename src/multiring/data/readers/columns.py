@@ -2,11 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import damage_told, library, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import StorageFile, with_endings
@@ -146,7 +146,7 @@ class ParquetSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._kept: OrderedDict[int, tuple[Any, list[Reads]]] = OrderedDict()
-        self._lock = RLock()
+        self._lock = ForkSafeLock(reentrant=True)
 
 
 def _arrows_errors() -> tuple[type[BaseException], ...]:

@@ -2,15 +2,14 @@
 
 import atexit
 import contextlib
-import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import Limits, damage_told, library, require_size
 from multiring.data.readers.source import Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import StorageFile, with_endings
@@ -32,7 +31,7 @@ class _Ending:
     def __init__(self) -> None:
         self.has_begun = False
         self._sources: weakref.WeakSet[Hdf5Source] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def watch(self, source: "Hdf5Source") -> None:
         """Close a source's files when the process exits."""
@@ -147,7 +146,7 @@ class Hdf5Source:
     def close(self) -> None:
         """Close the open files; the next read opens them again."""
         # If a read hangs because its source hangs, the process must be able to exit.
-        if not self._lock.acquire(timeout=_END_S):
+        if not self._lock.acquire(_END_S):
             return
         try:
             while self._files:
@@ -164,7 +163,9 @@ class Hdf5Source:
         self.__dict__ |= state
         self._files: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
         self._unpacked: set[tuple[str, int]] = set()  # checked chunks, by file and offset
-        self._lock = RLock()  # Python threads must not wait for the HDF5 library's own lock
+        # Python threads must not wait for the HDF5 library's own lock. h5py holds that lock during a fork. A fork
+        # therefore finds the library, and the positions in its files, as they are between two calls.
+        self._lock = ForkSafeLock(reentrant=True)
 
 
 def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:

@@ -10,11 +10,11 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import (
     Limits,
     damage_told,
@@ -171,7 +171,7 @@ class MdsSource:
         self.numbering = Numbering(self.shards)
         self.digest = digest_of(self.format, self.shards)
         self._kept: OrderedDict[int, tuple[bytes | None, Any]] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def record(self, number: int) -> Record:
         """Return a sample's columns."""
@@ -198,4 +198,4 @@ class MdsSource:
         return self.__dict__ | {"_kept": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_kept": OrderedDict(), "_lock": Lock()}
+        self.__dict__ |= state | {"_kept": OrderedDict(), "_lock": ForkSafeLock()}

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._arguments import require_number, require_path, require_whole
+from multiring._forks import ForkSafeLock, begun_in_forks
 from multiring._native import read_rows
 from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import library, require_inside
@@ -151,7 +152,7 @@ class LocalStorage:
             raise ArgumentError(f"no data set at {without_login(str(path))}: there is no such file or folder")
         self.url = str(self._root)
         self._files: OrderedDict[str, _Opened] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()  # a fork may use the open files: reads with an offset leave their positions alone
 
     def path(self, name: str) -> Path:
         """Return a file's path."""
@@ -263,7 +264,7 @@ class LocalStorage:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._files = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
 
 class _Opened:
@@ -295,15 +296,34 @@ class RemoteStorage:
         self._timeout_s = timeout_s
         self._sizes: dict[str, int] = {}
         self._turn = threading.BoundedSemaphore(readers)
-        fsspec = library("fsspec")
+        self._inherited: list[Any] = []
         failure = ""
         try:
-            self._system, root = fsspec.core.url_to_fs(url, **options)
+            self._opened: Any = self._connected()
         except (ImportError, ValueError, TypeError, OSError) as error:
             failure = redacted(str(error), self._secrets) or type(error).__name__
         if failure:
             raise ArgumentError(f"{self.url}: {failure}")
-        self._root = root.rstrip("/")
+        begun_in_forks(self)
+
+    def _connected(self) -> Any:
+        """Return fsspec's file system of the URL, and set the path in it."""
+        system, root = library("fsspec").core.url_to_fs(self._made_of["url"], **self._made_of["options"])
+        self._root: str = root.rstrip("/")
+        return system
+
+    def begin_in_fork(self) -> None:
+        """Open the file system again at the next request: its connections and its thread belong to the parent."""
+        self._turn = threading.BoundedSemaphore(self._made_of["readers"])
+        # The former one stays referenced, because its end could close connections that the parent still uses.
+        self._inherited.append(self._opened)
+        self._opened = None
+
+    @property
+    def _system(self) -> Any:
+        if self._opened is None:
+            self._opened = self._connected()
+        return self._opened
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{require_inside(self.url, name)}" if name else self._root

@@ -7,9 +7,9 @@ import lzma
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from threading import Lock
 from typing import Any
 
+from multiring._forks import ForkSafeLock
 from multiring.data.readers.limits import Limits, damage_told, library, require_size
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
@@ -184,4 +184,4 @@ class UnpackedStorage:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()

@@ -1,7 +1,6 @@
 """Labelled pictures as a data set for `multiring.data.Loader`."""
 
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._forks import ForkSafeLock
 from multiring.data.orders import ExactOrder, Order, SequentialOrder, digest_of_order
 from multiring.data.sample_maker import generator_for
 from multiring.errors import DataError
@@ -97,7 +97,7 @@ class PictureSamples:
         self.digest = hashlib.sha256(f"{options.size} {options.fit}\n{''.join(told)}".encode()).hexdigest()
         self._kept: dict[str, Pixels] = {}
         self._free = options.cache_bytes
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch."""
@@ -132,7 +132,7 @@ class PictureSamples:
         square = prepare_picture(read_pixels(self._folder, path, digest), self._options.size, self._options.fit)
         with self._lock:
             if path not in self._kept and square.nbytes <= self._free:
-                self._free -= square.nbytes
+                self._free -= square.nbytes  # first: a fork between the two lines keeps less, and never too much
                 self._kept[path] = square
         return square
 
