@@ -3,18 +3,19 @@
 import gc
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.held_locks import CHILD_S, all_locks_taken_elsewhere, forked
 from tests.support.ranks import Here, Process, report_of, run_ranks
 
 import multiring
+from multiring._frontend import lifecycle
+from multiring._runtime.group.handles import SteppedHandle, in_background
 from multiring._runtime.group.point_to_point import AnySourceMatching
 from multiring._runtime.named.named import NamedOperations
 from multiring.errors import ArgumentError, StateError
@@ -141,46 +142,12 @@ def test_leaving_loses_nothing_that_was_said() -> None:
     assert run_ranks(leave_with_a_full_ring, 2, process=Process(ends_fully=True)) == [600, 600]
 
 
-def locks_in_objects() -> list[Any]:
-    """Return the locks that objects and modules of multiring hold."""
-    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
-    owners = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("multiring")]
-    for each in gc.get_objects():
-        if type(each).__module__.startswith("multiring."):
-            names = [name for kind in type(each).__mro__ for name in vars(kind).get("__slots__", ())]
-            owners.append({**getattr(each, "__dict__", {}), **{name: getattr(each, name, None) for name in names}})
-    return list({id(found): found for owner in owners for found in owner.values() if isinstance(found, kinds)}.values())
-
-
-@contextmanager
-def all_locks_taken_elsewhere() -> Iterator[None]:
-    """Have another thread hold every lock of multiring inside the block."""
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        taken = [each for each in locks_in_objects() if each.acquire(timeout=1)]
-        held.set()
-        free.wait()
-        for each in taken:
-            each.release()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-        yield
-    finally:
-        free.set()
-        thread.join()
-
-
 def told_by_a_fork(calls: dict[str, Callable[[], object]]) -> list[str]:
     """Return what each call does in a fork of this process; calls after one that does not end are missing."""
-    reading, writing = os.pipe()
-    child = os.fork()
+    child, reading, writing = forked()
     if child == 0:
         for name, call in calls.items():
-            signal.alarm(20)  # its default action ends the child
+            signal.alarm(CHILD_S)
             try:
                 call()
             except StateError as error:
@@ -210,6 +177,8 @@ def use_in_a_fork(here: Here) -> list[str]:
     plain, messages = group.all_reduce_async(array), 1 - here.rank
     begun = named.submit("begun", (), lambda on, label: on.all_reduce_async(other, label=label))
     received = matching.recv(np.ones(4))
+    goes_on = threading.Event()
+    steps, background = SteppedHandle(plain.wait), in_background(goes_on.wait, "steps")
     calls = {
         "all_reduce": lambda: group.all_reduce(array),
         "all_reduce_async": lambda: group.all_reduce_async(array),
@@ -218,6 +187,8 @@ def use_in_a_fork(here: Here) -> list[str]:
         "recv": lambda: group.recv(array, messages),
         "allocate": lambda: group.allocate((4,), "float32"),
         "wait": plain.wait,
+        "wait for steps": steps.wait,
+        "wait for a thread": background.wait,
         "submit": lambda: named.submit("later", (), lambda on, label: on.barrier_async(label=label)),
         "join": named.join,
         "wait for a name": begun.wait,
@@ -226,11 +197,16 @@ def use_in_a_fork(here: Here) -> list[str]:
         "wait for any": received.wait,
         "init": multiring.init,
         "rank": multiring.rank,
+        "init of the adapters": lifecycle.init,
+        "rank of the adapters": lifecycle.rank,
+        "shutdown of the adapters": lifecycle.shutdown,
         "shutdown": multiring.shutdown,
     }
     with all_locks_taken_elsewhere():
         told = told_by_a_fork(calls)
-    plain.wait()
+    goes_on.set()
+    background.wait()
+    steps.wait()
     begun.wait()
     matching.send(array, messages).wait()
     received.wait()
@@ -239,5 +215,8 @@ def use_in_a_fork(here: Here) -> list[str]:
     return [line for line in told if not line.endswith(" refused")]
 
 
+LEFT = ["shutdown of the adapters done", "shutdown done"]  # they leave the parent's job alone
+
+
 def test_a_fork_of_a_rank_refuses_calls_whatever_other_threads_hold() -> None:
-    assert run_ranks(use_in_a_fork, 2) == [["shutdown done"]] * 2  # it leaves the parent's job alone
+    assert run_ranks(use_in_a_fork, 2) == [LEFT] * 2

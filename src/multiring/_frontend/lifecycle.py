@@ -1,9 +1,9 @@
 """init, shutdown, and queries of this process's position in the job, with Horovod's names."""
 
-import threading
 from typing import Any
 
 from multiring import _runtime as runtime
+from multiring._forks import ForkSafeLock
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring._frontend.process_sets import close_sets, know_sets, open_sets, place_now, promise_sets, world_now
@@ -13,7 +13,7 @@ from multiring._settings import Settings
 from multiring.errors import ArgumentError, MultiringError
 
 _DYNAMIC = "dynamic"
-_changing = threading.RLock()
+_changing = ForkSafeLock(reentrant=True)
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:

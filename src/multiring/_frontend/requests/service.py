@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from multiring._forks import ForkSafeLock
 from multiring._frontend.process_sets import Members, members_numbered
 from multiring._frontend.requests.execution import Execution
 from multiring._frontend.requests.failures import CANCELLED, OK, noted
@@ -87,7 +88,7 @@ class _Now:
     """The service of this process; the first request for it creates it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ForkSafeLock()
         self.service: _Service | None = None
 
 

@@ -5,7 +5,6 @@ The class gives access to its members, memory, plans and subgroups.
 
 import threading
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from multiring._runtime.arrays import numpy_dtype
@@ -61,6 +60,7 @@ class Group(Collectives):
         self._topology = topology
         self._twins: dict[str, Group] = {}
         self._twins_lock = threading.Lock()
+        self._known_sizes: KnownSizes | None = None
 
     @property
     def rank(self) -> int:
@@ -93,13 +93,16 @@ class Group(Collectives):
         """The machinery that posts the group's operations, for code that builds on groups."""
         return self._calls
 
-    @cached_property
+    @property
     def known_sizes(self) -> KnownSizes:
         """The collectives for a caller that knows the sizes of every rank's data.
 
         Such a caller also lays out the memory.
         """
-        return KnownSizes(self._calls, self._row_calls)
+        # Python 3.11's `cached_property` has one lock for all groups, which could be taken for ever in a fork.
+        if self._known_sizes is None:
+            self._known_sizes = KnownSizes(self._calls, self._row_calls)
+        return self._known_sizes
 
     @property
     def plans(self) -> dict[Task, Plan]:

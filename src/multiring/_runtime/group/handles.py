@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import re
 import threading
 import time
@@ -377,18 +378,20 @@ class SteppedHandle:
 
     def __init__(self, steps: Callable[[], Any]) -> None:
         self._steps = steps
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._outcome: Future[Any] = Future()
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
-        return self._outcome.done()
+        return os.getpid() != self._process or self._outcome.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Run the steps and return the operation's result; see `Handle`.
 
         The time-out does not interrupt a step.
         """
+        _refuse_fork(self._process, "an operation of several steps")
         with self._lock:
             if not self._outcome.done():
                 try:
@@ -430,6 +433,7 @@ class ChainedHandle(Waiter):
 
     def __init__(self, future: "Future[Any]", title: str, thread: threading.Thread | None = None) -> None:
         self._future = future
+        self._process = os.getpid()
         self._title = title
         self.thread = thread
 
@@ -444,10 +448,11 @@ class ChainedHandle(Waiter):
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
-        return self._future.done()
+        return os.getpid() != self._process or self._future.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
+        _refuse_fork(self._process, self._title)
         try:
             return self._future.result(timeout)
         except FutureTimeoutError as error:  # from Python 3.11 on, this is the builtin TimeoutError
@@ -459,6 +464,12 @@ class ChainedHandle(Waiter):
         """Wait on the host, as the steps do not run on a device alone; then every stream finds the result."""
         del stream
         return self.wait()
+
+
+def _refuse_fork(process: int, title: str) -> None:
+    """Raise StateError in a fork of `process`: the thread that ends the operation, or has its lock, is not there."""
+    if os.getpid() != process:
+        raise StateError(f"{title}: this process was forked from a rank; only the rank may communicate")
 
 
 _ABORTED = " aborted the group"  # in the native core's text
