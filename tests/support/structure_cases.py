@@ -96,6 +96,7 @@ def torch_cases(*, odd: bool) -> Cases:
         "sparse dimensions": ("rank 0: 2; rank 1: 1", lambda: mt.allreduce(torch.eye(3).to_sparse(1 if odd else 2))),
         "sparse types": ("rank 0: float32; rank 1: float64", lambda: mt.allreduce(table.double() if odd else table)),
         "grouped_allreduce": ("rank 1: 1", lambda: mt.grouped_allreduce(typed, name="group")),
+        "the same again with all types": (RIGHT, lambda: mt.grouped_allreduce([one, one.half()], name="group")),
         "grouped_allgather": ("rank 1: 1 of 3", lambda: mt.grouped_allgather(three, name="group")),
         "grouped_reducescatter": ("rank 1: 1 of 3", lambda: mt.grouped_reducescatter(three)),
         "broadcast_parameters": ("rank 1: second.weight", lambda: mt.broadcast_parameters(model, root_rank=0)),
