@@ -230,6 +230,28 @@ def test_the_command_tells_the_input_of_each_rank(tmp_path: Path, capsys: pytest
     assert (step["bound"], step["step_90_s"]) == ("input", None)
 
 
+def test_a_file_of_workers_leaves_the_profile_its_computing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ranks of a host compute on its cores, too, whoever has measured the workers."""
+    file = tmp_path / "input.json"
+    file.write_text(FED.as_text())
+    command = ["simulate", "--topology", "ddl", "--ranks", "4", "--input", str(file), "--cores-per-host", "2"]
+    assert len(part_of(preset("ddl").topology, 4).hosts) == 1
+    computes_s = PROFILE.seconds.forward + PROFILE.seconds.backward
+    for cores_used, told in ((1.5, ""), (None, ", of which the rest of a rank is taken to need none")):
+        own = None if cores_used is None else MeasuredFeeding(workers=8, worker_s=9.0, cpu_s=9.0, compute_cores=1.5)
+        seconds = replace(PROFILE.seconds, input=0.0, step=PROFILE.seconds.step - PROFILE.seconds.input)
+        profile = tmp_path / "profile.json"
+        profile.write_text(replace(PROFILE, feeding=own, seconds=seconds).as_text())
+        assert main([*command, "--profile", str(profile), "--json"]) == 0
+        (step,) = json.loads(capsys.readouterr().out)["steps"]
+        busy_s = 32 * FED.cpu_s + (cores_used or 0.0) * computes_s
+        assert step["input"]["bound"] == "cores"
+        assert step["input"]["seconds"] == pytest.approx(4 * busy_s / 2)
+        assert step["step_s"] == pytest.approx(4 * busy_s / 2)
+        assert main([*command, "--profile", str(profile)]) == 0
+        assert f"Input: 2 workers a rank, 2 cores a host{told}; a worker takes 4 ms" in capsys.readouterr().out
+
+
 def test_workers_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "input.json"
     file.write_text(FED.as_text())

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,8 @@ def feeding_of(arguments: argparse.Namespace, profiles: Sequence[ScriptProfile] 
     given = {option: getattr(arguments, option[2:].replace("-", "_")) for option in INPUT_OPTIONS[1:]}
     if given["--sample-bytes"] is not None and given["--source-rate"] is None:
         raise ArgumentError("--sample-bytes: want --source-rate, too; without it, the source bounds nothing")
-    measured = (
-        next((each.feeding for each in profiles if each.feeding is not None), None)
-        if arguments.input is None
-        else _read(arguments.input)
-    )
+    profiled = next((each.feeding for each in profiles if each.feeding is not None), None)
+    measured = profiled if arguments.input is None else _read(arguments.input)
     if measured is None:
         without = [option for option, value in given.items() if value is not None]
         if without:
@@ -63,6 +61,9 @@ def feeding_of(arguments: argparse.Namespace, profiles: Sequence[ScriptProfile] 
                 f"{without[0]}: {lacking} what a worker takes for a sample; want --input FILE, of {_MEASURE}"
             )
         return None
+    if profiled is not None and not measured.compute_cores:
+        # `multiring data bench` does not train, so only the profile says what the rest of a rank needs.
+        measured = replace(measured, compute_cores=profiled.compute_cores)
     if given["--source-rate"] is not None and given["--sample-bytes"] is None and not measured.sample_bytes:
         raise ArgumentError("--source-rate: want --sample-bytes, too: the profile does not have the bytes of a sample")
     return measured.feeding(
@@ -83,6 +84,8 @@ def input_remark(feeding: Feeding | None) -> str:
         return "Input is not priced: nothing says what a worker takes for a sample."
     workers = f"{counted(feeding.workers, 'worker')} a rank"
     cores = "each on a core" if feeding.cores is None else f"{feeding.cores:g} cores a host"
+    if feeding.cores is not None and not feeding.compute_cores:
+        cores += ", of which the rest of a rank is taken to need none"
     source = "" if feeding.source_bytes_per_s is None else f", a source of {feeding.source_bytes_per_s:.4g} bytes/s"
     return f"Input: {workers}, {cores}{source}; a worker takes {feeding.worker_s * 1e3:.4g} ms for a sample."
 
