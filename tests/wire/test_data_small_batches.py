@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.support import data_sets
 
 from multiring.data import Dataset, Loader, Workers
 from multiring.data.feeding import batches, threads
@@ -133,9 +136,44 @@ def test_large_records_transforms_and_processes_make_no_groups(
     processes = Loader(data, _BATCH, workers=Workers(1, processes=True))
     list(processes)
     processes.close()
-    monkeypatch.setattr(threads, "_TOGETHER_BYTES", 2 * _BATCH * 64 - 1)  # no room for two batches of 64 bytes a row
+    row = 64 + len("0000.npy")  # the array and the name
+    monkeypatch.setattr(threads, "_TOGETHER_BYTES", 2 * _BATCH * row - 1)  # no room for two batches
     list(Loader(data, _BATCH))
     assert groups == []
-    monkeypatch.setattr(threads, "_TOGETHER_BYTES", 2 * _BATCH * 64)
+    monkeypatch.setattr(threads, "_TOGETHER_BYTES", 2 * _BATCH * row)
     list(Loader(data, _BATCH))
     assert max(groups) > 1
+
+
+def texts(place: Path) -> str:
+    """Return a pack of numbers with texts of 140 KB."""
+    place.mkdir()
+    rows = {"label": list(range(60)), "text": [f"{number:05}" * 28_000 for number in range(60)]}
+    pq.write_table(pa.table(rows), place / "a.parquet", row_group_size=20)
+    files = Dataset(str(place), shuffle="none")
+    pack(files.source, len(files), place / "pack", PackOptions(), lambda *_: None)
+    return str(place / "pack")
+
+
+@pytest.mark.parametrize("kind", ["images", "cached", "texts"])
+def test_samples_that_are_read_one_by_one_or_have_long_texts_make_no_groups(
+    kind: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker would make all batches of a group one after the other, and many long texts would be in memory."""
+    begun: list[int] = []
+    inner = batches.fill_together
+
+    def counted(samples: Any, layout: Any, rows: Any, wanted: Any) -> Any:
+        begun.append(len(wanted))
+        return inner(samples, layout, rows, wanted)
+
+    monkeypatch.setattr(threads, "fill_together", counted)
+    data = {
+        "images": lambda: data_sets.opened("pack", data_sets.packed(tmp_path / "images")),
+        "cached": lambda: Dataset(url, cache=tmp_path / "cache"),
+        "texts": lambda: Dataset(texts(tmp_path / "texts")),
+    }[kind]()
+    assert len(list(Loader(data, 2, workers=2))) == len(data) / 2
+    assert begun == []
+    assert len(list(Loader(Dataset(url), 2))) == COUNT / 2
+    assert max(begun) > 1

@@ -279,6 +279,15 @@ class Dataset:
         """Return whether samples are copied into a batch unchanged, many at a time."""
         return self._maker.transform is None and hasattr(self.source, "rows_into")
 
+    @property
+    def listed_bytes(self) -> float | None:
+        """Return the mean bytes of a sample's values that `fills_rows` returns in lists; None if it reads no samples.
+
+        Then each sample is read for itself: its images are decoded, or its storage has a request for each.
+        """
+        found: float | None = None if self._maker.transform is not None else getattr(self.source, "listed_bytes", None)
+        return found
+
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
         """Read a sample directly into `out`, a map from fields to arrays.
 

@@ -84,9 +84,10 @@ class ThreadWorkers:
         self.layout = layout
         self._pieces = partial(pieces_of, samples, layout, workers=workers)
         self._allocate = allocate
-        fit = _TOGETHER_BYTES // max(1, rows * layout.row_bytes)
-        is_only_read = allocate is None and getattr(samples, "is_only_read", False)
-        self.together = max(1, min(fit, _TOGETHER)) if is_only_read else 1  # batches that are best begun at once
+        # Samples that are read one by one would keep one worker busy with a whole group, while the others have nothing.
+        listed = None if allocate is not None else getattr(samples, "listed_bytes", None)
+        fit = 0 if listed is None else int(_TOGETHER_BYTES // max(1.0, rows * (layout.row_bytes + listed)))
+        self.together = max(1, min(fit, _TOGETHER))  # batches that are best begun at once
         self._recycled = Recycled(layout, ahead + 2)
         self._tasks: _Queue = queue.SimpleQueue()
         self._lock = threading.Lock()

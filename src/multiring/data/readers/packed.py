@@ -19,6 +19,7 @@ from multiring.data.readers.verified_blocks import Blocks
 _TEXTS = ("text", "json", "bytes")
 _NOTHING = np.empty(0, np.uint8)
 _CLOSE = 4096  # the most bytes beside the wanted fields of a sample that are read together with them
+_LOOKED_AT = 1024  # samples whose sizes stand for those of all
 
 
 def _number(field: Field, value: int) -> Any:
@@ -162,6 +163,17 @@ class PackedSource:
             return array if array.ndim else array[()]  # without axes, the value is a number, not an array
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
+
+    @property
+    def listed_bytes(self) -> float | None:
+        """Return the mean bytes of a sample's values that `rows_into` returns in lists; None if it reads no samples."""
+        if not hasattr(self._storage, "read_rows") or not self._is_plain:
+            return None
+        columns = [column + 1 for field, column in self._fields if field.name not in self._fixed]
+        if not columns:
+            return 0.0
+        some = self._index[:: max(1, len(self._index) // _LOOKED_AT)][:, columns]
+        return float(np.maximum(some, 0).sum(axis=1).mean())
 
     def spans(self, numbers: Any) -> tuple[Any, Any, Any]:
         """Return samples' shards, and their first and last bytes there; (n,) each."""
