@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.support.held_locks import outcomes_in_a_fork
 
 from multiring._frontend import submission_line
 from multiring._frontend.submission_line import OwnSubmission, Submission, SubmissionLine
@@ -341,3 +342,20 @@ def test_ctrl_c_at_any_time_leaves_no_wait_that_does_not_end(monkeypatch: pytest
     finally:
         signal.signal(signal.SIGALRM, former)
     assert hits > 20
+
+
+def test_a_fork_refuses_operations_whose_thread_it_has_not(line: SubmissionLine) -> None:
+    copy = Copy()
+    open_one = line.put(lambda: Posted("it"), [copy])
+    calls = {
+        "wait": open_one.wait,
+        "await": open_one.await_submission,
+        "put": lambda: line.put(lambda: Posted("more")),
+        "drain": line.drain,
+    }
+    outcomes = outcomes_in_a_fork(calls)
+    assert list(outcomes) == list(calls), "a call in the fork did not end"
+    assert all("StateError: " in each and "was forked from a rank" in each for each in outcomes.values()), outcomes
+    copy.over.set()
+    assert open_one.wait() == "it"
+    line.close()

@@ -7,6 +7,7 @@ A thread that waits for the operation at the head of the line submits it itself 
 time in which one thread wakes the other.
 """
 
+import os
 import queue
 import threading
 import time
@@ -157,7 +158,12 @@ class Submission:
         return outcome is not None and (outcome.error is not None or bool(outcome.submitted.done()))
 
     def wait(self) -> Any:
-        """Wait for the operation, and return its result."""
+        """Wait for the operation, and return its result.
+
+        Raises:
+            StateError: this process was forked after the operation was put on the line.
+        """
+        self._line.refuse_fork()
         if self._outcome is None:
             self._line.help_with(self)
         outcome = self.await_submission()
@@ -167,6 +173,7 @@ class Submission:
 
     def await_submission(self) -> "_Outcome":
         """Wait until the operation is submitted, or its submission has failed."""
+        self._line.refuse_fork()
         if self._outcome is None:
             with self._gate:
                 pass
@@ -262,6 +269,7 @@ class SubmissionLine:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._put = 0  # the number of submissions so far
@@ -287,7 +295,11 @@ class SubmissionLine:
             events: must have ended before.
             prepare: if given, is called once, on any thread; then its result must have ended, in place of `events`.
             decline: is called in place of `steps` with an error of `events`. Without it, other ranks may wait.
+
+        Raises:
+            StateError: this process is a fork of the line's.
         """
+        self.refuse_fork()
         with self._lock:
             found = Submission(self, self._put, steps, events, prepare, decline)
             self._put += 1
@@ -296,6 +308,14 @@ class SubmissionLine:
                 self._thread.start()
             self._jobs.put(found)
         return found
+
+    def refuse_fork(self) -> None:
+        """Raise StateError in a fork: the line's thread is not there, and another thread may have had a lock."""
+        if os.getpid() != self._process:
+            raise StateError(
+                "an operation on a process set's line: this process was forked from a rank; only the rank may "
+                "communicate"
+            )
 
     def is_next(self, submission: Submission) -> bool:
         """Return whether all earlier operations are posted."""
