@@ -33,7 +33,6 @@ ZERO = {
     "--elastic-timeout": "the hosts have to be there",
     "--failures-per-hour": "hosts do not fail",
     "--fusion-threshold-mb": "no effect",
-    "--gloo-timeout-seconds": "no effect",
     "--go-on-seconds": "at once",
     "--gpus": "none",
     "--grace": "ranks are killed at once",
@@ -51,7 +50,6 @@ ZERO = {
     "--shard": "each sample has a shard",
     "--shuffle": "a seed",
     "--stall-check-shutdown-time-seconds": "never",
-    "--stall-check-warning-time-seconds": "never",
     "--stdin": "the first rank",
     "--thread-affinity": "no effect",
     "--warmup": "none",
@@ -59,7 +57,7 @@ ZERO = {
     "vision serve --port": "a free one",
     "vision serve --threads": "one for each core",
 }
-NEGATIVE = {"--channel-axis": "the last axis"}
+NEGATIVE = {"--channel-axis": "the last axis", "--seed": "a seed", "--shuffle": "a seed"}
 
 
 class Found(NamedTuple):

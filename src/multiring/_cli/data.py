@@ -16,7 +16,7 @@ import numpy as np
 
 from multiring._cli.data_bench import add_bench_arguments, bench
 from multiring._cli.data_paper import add_paper_arguments, on_paper, require_no_paper
-from multiring._cli.number_option import SEEDS, whole
+from multiring._cli.number_option import SEED, whole
 from multiring._cli.output import counted, show
 from multiring._runtime import init, shutdown
 from multiring.data.caching.blocks import BlockCache, clean
@@ -46,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     packing.add_argument(
         "--channel-axis", type=whole(-64, 63), default=0, metavar="AXIS", help="axis of channels (default 0)"
     )
-    packing.add_argument(
-        "--shuffle", type=whole(0, SEEDS), metavar="SEED", help="store the samples in the exact order of SEED"
-    )
+    packing.add_argument("--shuffle", type=SEED, metavar="SEED", help="store the samples in the exact order of SEED")
     packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and list them")
     packing.add_argument("--no-decode", action="store_true", help="store images without decoding them first")
     _action(actions, "verify", "find damaged samples and shards")

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from multiring._cli.number_option import AMOUNT, SEEDS, whole
+from multiring._cli.number_option import AMOUNT, MOST_BYTES, whole
 from multiring._runtime.rails.topology_file import read_topology
 from multiring.errors import ArgumentError
 from multiring.planner.staging import each_for_itself, read_once, site_of
@@ -18,12 +18,12 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     paper = parser.add_argument_group("on paper, without a data set")
     paper.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
     paper.add_argument(
-        "--samples", type=whole(1, SEEDS), metavar="N", help="number of samples that each host will hold"
+        "--samples", type=whole(1, MOST_BYTES), metavar="N", help="number of samples that each host will hold"
     )
     paper.add_argument("--sample-bytes", type=AMOUNT, metavar="B", help="bytes of one sample")
     paper.add_argument(
         "--data-samples",
-        type=whole(1, SEEDS),
+        type=whole(1, MOST_BYTES),
         metavar="N",
         help="samples of the data set (default: no two hosts hold the same)",
     )

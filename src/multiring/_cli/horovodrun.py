@@ -92,7 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _KINDS: Mapping[Any, Any] = MappingProxyType({int: whole(0), float: number(0, 1e9), str: str})
-_BOUNDS = MappingProxyType({"num_nccl_streams": COUNT, "autotune_gaussian_process_noise": number(0, 1)})
+_BOUNDS = MappingProxyType(
+    {
+        "num_nccl_streams": COUNT,
+        "autotune_gaussian_process_noise": number(0, 1),
+        "gloo_timeout_seconds": COUNT,  # the ranks would refuse 0 of this variable and of the next one
+        "stall_check_warning_time_seconds": COUNT,
+    }
+)
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:

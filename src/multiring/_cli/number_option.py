@@ -10,7 +10,7 @@ from multiring.errors import ArgumentError
 _SHOWN = 60  # characters that a message shows of a text that is no number
 MOST = 2**31 - 1  # of counts that have no other bound: what counts for native code, too
 MOST_RANKS = 1 << 16
-SEEDS = 2**63 - 1
+MOST_BYTES = 2**63 - 1  # and of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ def number(least: float, most: float = 1e18, *, above: bool = False) -> NumberOp
 
 COUNT = whole(1)
 RANKS = whole(1, MOST_RANKS)  # of ranks, hosts, threads and workers
+SEED = whole(-(2**63), 2**64 - 1)  # torch's seeds; multiring's own are any whole numbers
 AMOUNT = number(0, above=True)  # such as bytes, or bytes a second
 DAY_S = 86_400
 SECONDS = NumberOption(float, 0, DAY_S, is_open=True, unit="seconds")  # how long something may take

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring._cli import vision_models
-from multiring._cli.number_option import COUNT, RANKS, SEEDS, whole
+from multiring._cli.number_option import COUNT, RANKS, SEED, whole
 from multiring._cli.output import counted, show, told_files
 from multiring.errors import ArgumentError
 from multiring.vision.checks.checking import CheckResult, check_project
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SHARE,...",
         help="parts and their shares (default train=0.8,val=0.2)",
     )
-    splitting.add_argument(
-        "--seed", type=whole(0, SEEDS), default=0, metavar="N", help="another seed, another split (default 0)"
-    )
+    splitting.add_argument("--seed", type=SEED, default=0, metavar="N", help="another seed, another split (default 0)")
     splitting.add_argument("--name", default="split", help="the split's name (default split)")
     splitting.add_argument(
         "--divide-near",

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multiring._cli.number_option import COUNT, MOST_RANKS, PAUSE, RANKS, SECONDS, SEEDS, NumberOption, whole
+from multiring._cli.number_option import COUNT, MOST_BYTES, MOST_RANKS, PAUSE, RANKS, SECONDS, NumberOption, whole
 from multiring._cli.output import counted, show
 from multiring.errors import ArgumentError
 from multiring.vision.project.folder import VisionProject
@@ -55,7 +55,7 @@ def add_actions(actions: Any) -> None:
         serving.add_argument(option, type=kind, dest=name, metavar=metavar, help=text)
 
 
-_BYTES = whole(1, SEEDS)
+_BYTES = whole(1, MOST_BYTES)
 # The options of `serve` for its limits: the type, the field of ServerLimits, and the help.
 _LIMITS: dict[str, tuple[NumberOption, str, str]] = {
     "--batch": (COUNT, "batch", "the most pictures of a batch and of a request (default 16)"),
