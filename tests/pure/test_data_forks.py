@@ -236,6 +236,35 @@ def test_a_fork_gets_blocks_of_a_peer_and_leaves_the_parents_port_and_connection
         each.close()
 
 
+def test_forks_get_the_answers_to_their_own_requests() -> None:
+    """Over the parent's connection, a fork took another one's answer for its own: another sample of equal size."""
+
+    def content(number: int) -> bytes:
+        return number.to_bytes(4, "little") * 500
+
+    def request(number: int) -> BlockRequest:
+        return BlockRequest("0" * 32, 0, number)
+
+    server = BlockServer(b"secret", "127.0.0.1", lambda asked: content(asked.block), print)
+    client = BlockClient(server.address, b"secret", print, timeout_s=30.0)
+    assert client.block(request(0)) == content(0)  # this connection stays open
+    begin, release = os.pipe()
+    forks = []
+    for fork in range(6):
+        if not (child := os.fork()):
+            os.close(release)
+            os.read(begin, 1)  # it ends once all forks are there
+            numbers = range(1000 * fork, 1000 * fork + 20)
+            os._exit(sum(client.block(request(number)) != content(number) for number in numbers))
+        forks.append(child)
+    os.close(begin)
+    os.close(release)
+    assert [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in forks] == [0] * 6
+    assert client.block(request(7)) == content(7)
+    client.close()
+    server.close()
+
+
 def test_a_fork_counts_its_own_requests_as_alone() -> None:
     clock = StageClock()
 
