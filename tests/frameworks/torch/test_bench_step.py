@@ -404,7 +404,7 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
             ["--against", "multiring-bf16"],
             "multiring-bf16 differs from multiring only between hosts: give the number of hosts",
         ),
-        (["--batch", "0"], "batch 0: want at least 1"),
+        (["--batch", "0"], "--batch 0: want a whole number, 1 to"),
         (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),
         (["--link", "1gbit"], "--link needs a lab"),
     ],
