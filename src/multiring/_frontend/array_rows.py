@@ -4,6 +4,7 @@ The arrays are NumPy arrays, as in `array_collectives`.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,28 @@ from multiring._arguments import shown, whole
 from multiring._frontend.array_collectives import Array, allgather, broadcast, native, start_allgather, start_allreduce
 from multiring._frontend.compression_names import Compression
 from multiring._frontend.dtype_conversion import converted, converted_back, dtype_conversion
+from multiring._frontend.errors import OperationError
 from multiring._frontend.evaluation import gathered
-from multiring._frontend.handles import Name, PartsOfGroup, Pending, Several, fail_call, parts_of, submit
+from multiring._frontend.handles import (
+    Name,
+    Named,
+    PartsOfGroup,
+    Pending,
+    Prefixed,
+    Several,
+    Unnamed,
+    fail_call,
+    parts_of,
+    submit,
+)
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Average, chosen_op, name_of
 from multiring._frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
+    OPERATION,
+    PART,
     REDUCESCATTER,
     REDUCTION,
     plain_signature,
@@ -159,7 +174,7 @@ def grouped_allreduce(
 ) -> list[Array]:
     """Return the `allreduce` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    parts = parts_of(members, name, len(arrays))
+    parts = _parts_of(members, name, ALLREDUCE, len(arrays))
     starts = [
         partial(start_allreduce, array, op, name=each, compression=compression, process_set=members, more=more)
         for array, (each, more) in zip(arrays, parts, strict=True)
@@ -176,12 +191,47 @@ def grouped_reducescatter(
 ) -> list[Array]:
     """Return the `reducescatter` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    parts = parts_of(members, name, len(arrays))
+    parts = _parts_of(members, name, REDUCESCATTER, len(arrays))
     starts = [
         partial(_start_reducescatter, members, array, op, each, more)
         for array, (each, more) in zip(arrays, parts, strict=True)
     ]
     return _all_of(starts, PartsOfGroup(members, parts[0][0], REDUCESCATTER, len(arrays)))
+
+
+def _parts_of(members: Members, name: Name, operation: str, count: int) -> list[tuple[Named, Signature]]:
+    """Return `parts_of`; if there are none, the other ranks hear of it, too."""
+    try:
+        return parts_of(members, name, count)
+    except ArgumentError:
+        with suppress(OperationError):
+            _meet_without_arrays(members, name, operation)
+        raise
+
+
+def _meet_without_arrays(members: Members, name: Name, operation: str) -> None:
+    """Meet the other ranks in a group's call without arrays.
+
+    If they have arrays, they would otherwise take this rank's next call for this one.
+
+    Raises:
+        CollectiveError: on every rank: the groups of other ranks have arrays.
+    """
+    if members.size == 1:
+        return
+    known = Unnamed(members.next_number(), "") if name is None else name
+    signature = ((OPERATION, f"{operation} of a group without arrays"), (PART, "0 of 0"))
+
+    def start(group: Group, label: str) -> Handle:
+        return group.barrier_async(label=label)
+
+    def finish(found: Any) -> Any:
+        return found
+
+    # The signature names another operation than the name does.
+    prefixed = Prefixed(operation, known) if isinstance(known, str) else known
+    pending = submit(members, prefixed, signature, start, finish)
+    Several([pending], list, PartsOfGroup(members, known, operation, 0)).wait()
 
 
 def _all_of(starts: Sequence[Callable[[], Any]], group: PartsOfGroup) -> list[Array]:
@@ -201,12 +251,15 @@ def grouped_allgather(
 ) -> list[Array]:
     """Return the `allgather` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
-    parts = parts_of(members, name, len(arrays)) if arrays else []
+    if not arrays:
+        _meet_without_arrays(members, name, ALLGATHER)
+        return []
+    parts = parts_of(members, name, len(arrays))
     starts = [
         partial(start_allgather, array, name=each, process_set=members, more=more)
         for array, (each, more) in zip(arrays, parts, strict=True)
     ]
-    return _all_of(starts, PartsOfGroup(members, parts[0][0], ALLGATHER, len(arrays))) if parts else []
+    return _all_of(starts, PartsOfGroup(members, parts[0][0], ALLGATHER, len(arrays)))
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
