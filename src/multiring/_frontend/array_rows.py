@@ -16,14 +16,13 @@ from multiring._frontend.compression_names import Compression
 from multiring._frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring._frontend.errors import OperationError
 from multiring._frontend.evaluation import gathered
+from multiring._frontend.groups_without_arrays import meet_without_arrays
 from multiring._frontend.handles import (
     Name,
     Named,
     PartsOfGroup,
     Pending,
-    Prefixed,
     Several,
-    Unnamed,
     fail_call,
     parts_of,
     submit,
@@ -34,8 +33,6 @@ from multiring._frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
-    OPERATION,
-    PART,
     REDUCESCATTER,
     REDUCTION,
     plain_signature,
@@ -205,33 +202,8 @@ def _parts_of(members: Members, name: Name, operation: str, count: int) -> list[
         return parts_of(members, name, count)
     except ArgumentError:
         with suppress(OperationError):
-            _meet_without_arrays(members, name, operation)
+            meet_without_arrays(members, name, operation)
         raise
-
-
-def _meet_without_arrays(members: Members, name: Name, operation: str) -> None:
-    """Meet the other ranks in a group's call without arrays.
-
-    If they have arrays, they would otherwise take this rank's next call for this one.
-
-    Raises:
-        CollectiveError: on every rank: the groups of other ranks have arrays.
-    """
-    if members.size == 1:
-        return
-    known = Unnamed(members.next_number(), "") if name is None else name
-    signature = ((OPERATION, f"{operation} of a group without arrays"), (PART, "0 of 0"))
-
-    def start(group: Group, label: str) -> Handle:
-        return group.barrier_async(label=label)
-
-    def finish(found: Any) -> Any:
-        return found
-
-    # The signature names another operation than the name does.
-    prefixed = Prefixed(operation, known) if isinstance(known, str) else known
-    pending = submit(members, prefixed, signature, start, finish)
-    Several([pending], list, PartsOfGroup(members, known, operation, 0)).wait()
 
 
 def _all_of(starts: Sequence[Callable[[], Any]], group: PartsOfGroup) -> list[Array]:
@@ -252,7 +224,7 @@ def grouped_allgather(
     """Return the `allgather` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
     if not arrays:
-        _meet_without_arrays(members, name, ALLGATHER)
+        meet_without_arrays(members, name, ALLGATHER)
         return []
     parts = parts_of(members, name, len(arrays))
     starts = [

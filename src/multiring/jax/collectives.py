@@ -229,8 +229,14 @@ def _called(call: CustomCall, leaves: Sequence[Any], shape: Any) -> Any:
 
     A call without arrays meets the other ranks, too, because their trees may have arrays.
     """
-    if not leaves and members_of(sets[call.process_set]).size > 1:
-        (found,) = bind(call, [np.zeros(0, np.uint8)])
+    if not leaves:
+        meet_without_arrays(call)
+    return jax.tree.unflatten(shape, bind(call, leaves) if leaves else [])
+
+
+def meet_without_arrays(call: CustomCall) -> None:
+    """Make the call without arrays: the other ranks would take this rank's next call for it."""
+    if members_of(sets[call.process_set]).size > 1:
+        (found,) = bind(replace(call, paths=(_NOTHING,)), [np.zeros(0, np.uint8)])
         if not isinstance(found, jax.core.Tracer):
             jax.block_until_ready(found)  # the caller gets no array that could raise the error
-    return jax.tree.unflatten(shape, bind(call, leaves) if leaves else [])

@@ -17,7 +17,7 @@ from multiring._frontend.process_sets import members_of
 from multiring._frontend.requests.first_steps import Watched, comparison_of, watch
 from multiring._frontend.requests.text import ALL_GATHER
 from multiring.jax.call import CustomCall, Ranks, sets
-from multiring.jax.collectives import reduction_call
+from multiring.jax.collectives import meet_without_arrays, reduction_call
 from multiring.jax.primitive import bind, collective
 
 
@@ -61,6 +61,7 @@ def reduced(
         process_set: see `allreduce`.
     """
     if not gradients:
+        meet_without_arrays(reduction_call(gradients, op, wire=wire, process_set=process_set))
         return list(gradients)
     call = replace(reduction_call(gradients, op, wire=wire, process_set=process_set), paths=watching.paths)
     kind = jax.numpy.asarray(gradients[0]).dtype

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multiring._frontend.groups_without_arrays import meet_without_arrays
 from multiring._frontend.handles import fail_call
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
@@ -23,6 +24,7 @@ from multiring._frontend.requests.text import (
     REDUCE_SCATTER,
     CallSignature,
 )
+from multiring._frontend.signatures import ALLGATHER, GROUPED_ALLREDUCE, REDUCESCATTER
 from multiring._frontend.signatures import ALLTOALL as _ALLTOALL
 from multiring._frontend.variable_names import names_of_variables
 from multiring.errors import ArgumentError, UnsupportedError
@@ -136,6 +138,7 @@ def reduced_gradients(
         variables: the variables of which `tensors` are gradients. By default the ranks compare places in the group.
     """
     if not tensors:
+        _meet_without_tensors(GROUPED_ALLREDUCE, name, process_set)
         return []
     names, number_of = variables or GradientVariables(places_of(tensors), lambda _: 0)
     device_dense, device_sparse = devices
@@ -181,6 +184,8 @@ def grouped_allgather(
 
     Every rank must pass the same number of tensors.
     """
+    if not tensors:
+        _meet_without_tensors(ALLGATHER, name, process_set)
     return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set, places_of(tensors))
 
 
@@ -304,9 +309,17 @@ def grouped_reducescatter(
     Every rank must pass the same number of tensors.
     """
     how = combination(op, None, prescale_factor, postscale_factor)
+    if not tensors:
+        _meet_without_tensors(REDUCESCATTER, None, process_set)
     with tf.device(device_dense):
         naming = named("grouped_reducescatter", None, ignores_scope=False)
         return _scattered(tensors, how, compression, naming, process_set, places_of(tensors))
+
+
+def _meet_without_tensors(operation: str, name: str | None, process_set: ProcessSet) -> None:
+    """Meet the other ranks in a group's eager call; a graph is only being made."""
+    if tf.executing_eagerly():
+        meet_without_arrays(members_of(process_set), name, operation)
 
 
 class GradientVariables(NamedTuple):
