@@ -17,6 +17,7 @@ from tests.support.ranks import Process
 from tests.support.scripts import Start, run_script
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch defines it
 
+RESTARTED = Path(__file__).parents[2] / "support" / "restarted_program.py"
 pytestmark = pytest.mark.timeout(960)  # three programs, each with its own time-out
 
 
@@ -82,6 +83,31 @@ def test_torchrun_needs_the_name_alone() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == forked_losses("ddp.py", 2, "--steps", str(STEPS), backend="gloo")
+
+
+@pytest.mark.parametrize(("kind", "victim"), [("ddp", 0), ("fsdp2", 1)])
+def test_torchrun_starts_a_job_again_from_its_checkpoint(kind: str, victim: int, tmp_path: Path) -> None:
+    """The losses equal those of a job without a lost rank in every bit."""
+    folders = [tmp_path / name for name in ("whole", "restarted")]
+    for each in folders:
+        each.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts", "1", str(RESTARTED), kind, str(folders[1]), str(victim)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    start = Start(alone=True, environments=tuple(environment_of(rank, 2, store.port) for rank in range(2)))
+    whole = run_script(RESTARTED, 2, kind, str(folders[0]), "-1", process=FORKED, start=start, deadline_s=300.0)
+    first, again = (json.loads(text.splitlines()[-1]) for text in (whole[0][1], done.stdout))
+    assert (first["began"], again["began"]) == (0, 5)
+    assert first["losses"] == again["losses"]
+    assert len(set(first["losses"])) == 12
 
 
 def test_a_program_that_fails_is_named() -> None:
