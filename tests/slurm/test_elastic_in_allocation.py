@@ -65,6 +65,24 @@ def test_scancel_ends_the_job_and_sigterm_to_a_rank_does_not(cluster: SlurmClust
         cluster.wait_for(lambda host=host: not cluster.root(*look, host=host))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("victim", [0, 3])
+def test_under_plain_srun_the_others_wait_for_a_killed_rank_and_end(cluster: SlurmCluster, victim: int) -> None:
+    job = cluster.user("srun", "-N2", "-n4", "--label", "python", SCRIPT, MULTIRING_INIT_TIMEOUT_S="15")
+    wait_for_size(job, 4)
+    environ = f"SLURM_PROCID={victim}"
+    find = (
+        f"for each in $(pgrep -f {SCRIPT}$); do grep -qz ^{environ}$ /proc/$each/environ && kill -9 $each; done; true"
+    )
+    cluster.root("sh", "-c", f"sleep 2; {find}", host=victim // 2)
+    out, err = job.communicate(timeout=240)
+    assert job.returncode != 0, (out, err)
+    assert "END" not in out
+    for rank in set(range(4)) - {victim}:
+        mine = "\n".join(line for line in err.splitlines() if line.startswith(f"{rank}: "))
+        assert f"rank {victim}" in mine, err
+        assert "RendezvousError" in mine or "PeerLostError" in mine, err
+
+
 def refused(cluster: SlurmCluster, *words: str) -> tuple[int, str, str]:
     job = cluster.user("salloc", "-N2", "--ntasks-per-node=2", *RUN, *words, SCRIPT)
     out, err = job.communicate(timeout=240)
