@@ -1,10 +1,13 @@
 """Measure sums between two ranks over loopback TCP with 1, 2, 4 and 8 connections, Gloo, and plain sockets by turns.
 
     python benchmarks/promises/fast_link.py [--connections 1,2,4,8] [--mib 64,256] [--seconds 45] [--seal]
+    python benchmarks/promises/fast_link.py --connections 1 --mib 64 --link 20gbit
 
 Two ranks sum arrays over one rail of this host as if they were two hosts. All programs are started once and then
-measured by turns, until the time is up. Plain sockets move the bytes of such a sum in both directions at the same time,
-and add nothing. The exit code is 1 if a sum was wrong.
+measured by turns, until the time is up. Plain sockets move the bytes of such a sum in both directions at the same time.
+"sockets" adds nothing, and "adding" adds once what arrives. With --link (as root), all of them use a loopback of that
+rate, which both directions share, by a token bucket in a network namespace of its own. The exit code is 1 if a sum was
+wrong.
 """
 
 import argparse
@@ -31,7 +34,10 @@ from multiring._settings import environment_of, inherited_environment
 
 HOST = "127.0.0.1"
 GB = 1e9
+PLAIN = ("sockets", "adding")
+OTHERS = ("gloo", *PLAIN)
 PIECE_BYTES = 1 << 20  # of the calls of plain sockets
+MARK = "FAST_LINK_NAMESPACE"  # set inside the network namespace
 TURN_BYTES = 512 << 20  # that a rank sends in a turn
 
 
@@ -106,6 +112,29 @@ class Sockets:
         self._line.recv(1)
 
 
+class AddingSockets(Sockets):
+    """The same, and what arrives is added to an array once."""
+
+    def add(self, array: np.ndarray) -> None:
+        """Send `array`, receive as many bytes at the same time, and add them to another array."""
+        out = array.view(np.uint8).data
+        if len(getattr(self, "_total", ())) != len(array):
+            self._total = np.zeros_like(array)
+        into = np.empty(PIECE_BYTES // 4, np.float32)
+        memory = into.view(np.uint8).data
+        sender = threading.Thread(target=self._line.sendall, args=(out,))
+        sender.start()
+        done, size = 0, len(out)
+        while done < size:
+            wanted, got = min(PIECE_BYTES, size - done), 0
+            while got < wanted:
+                got += self._line.recv_into(memory[got:wanted])
+            here = slice(done // 4, (done + wanted) // 4)
+            np.add(self._total[here], into[: wanted // 4], out=self._total[here])
+            done += wanted
+        sender.join()
+
+
 def _called(port: int) -> socket.socket:
     for _ in range(600):
         with suppress(ConnectionRefusedError):
@@ -116,8 +145,8 @@ def _called(port: int) -> socket.socket:
 
 def rank_of(kind: str, rank: int, port: int) -> None:
     """Verify a sum, then measure a turn for each line of standard input: the size of the arrays in MiB."""
-    sums: Any = {"gloo": GlooSums, "sockets": Sockets}.get(kind, Sums)(rank, port)
-    if kind != "sockets":
+    sums: Any = {"gloo": GlooSums, "sockets": Sockets, "adding": AddingSockets}.get(kind, Sums)(rank, port)
+    if kind not in PLAIN:
         for count in (5, 3_000_001):
             array = np.arange(count, dtype=np.float32) % 1000 + rank
             sums.add(array)
@@ -156,7 +185,7 @@ class Pair:
         port = _free_port()
         for rank in range(2):
             own = {"GLOO_SOCKET_IFNAME": "lo"}
-            if self.kind not in ("gloo", "sockets"):
+            if self.kind not in OTHERS:
                 own = environment_of(
                     rank=rank, size=2, rendezvous=f"{HOST}:{port}", engine="tcp", rails=HOST, seal=int(seal),
                     connections=int(self.kind), secret=SECRET, job=f"fast-link-{self.kind}",
@@ -210,8 +239,10 @@ def _interval(values: list[float]) -> str:
 
 
 def _table(pairs: list[Pair], sizes: list[int]) -> None:
-    print("| library | MiB | GB/s of a rank | CPU s/GB and rank | times one connection | times Gloo | times sockets |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| library | MiB | GB/s of a rank | CPU s/GB and rank | times one connection | times Gloo | times sockets | CPU, times adding sockets |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     by_kind = {pair.kind: pair for pair in pairs}
     for mib in sizes:
         for pair in pairs:
@@ -223,7 +254,10 @@ def _table(pairs: list[Pair], sizes: list[int]) -> None:
                 beside = by_kind[other].rates.get(mib, []) if other in by_kind else []
                 each = [mine / theirs for mine, theirs in zip(rates, beside, strict=False)]
                 ratios.append(_interval(each) if each else "")
-            name = pair.kind if pair.kind in ("gloo", "sockets") else f"multiring, {pair.kind} connections"
+            beside = by_kind["adding"].costs.get(mib, []) if "adding" in by_kind else []
+            costs = [mine / theirs for mine, theirs in zip(pair.costs[mib], beside, strict=False)]
+            ratios.append(_interval(costs) if costs else "")
+            name = pair.kind if pair.kind in OTHERS else f"multiring, {pair.kind} connections"
             print(f"| {name} | {mib} | {_interval(rates)} | {_interval(pair.costs[mib])} | {' | '.join(ratios)} |")
 
 
@@ -234,7 +268,8 @@ def main() -> int:
     parser.add_argument("--mib", default="64,256", help="sizes of the arrays")
     parser.add_argument("--seconds", type=float, default=45, help="time for everything; at least one turn is measured")
     parser.add_argument("--seal", action="store_true", help="seal multiring's connections")
-    parser.add_argument("--without", default="", help="kinds to leave out: gloo, sockets")
+    parser.add_argument("--without", default="", help="kinds to leave out: gloo, sockets, adding")
+    parser.add_argument("--link", metavar="RATE", help="rate of the loopback that all share, such as 10gbit; as root")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -242,8 +277,12 @@ def main() -> int:
     if arguments.rank is not None:
         rank_of(arguments.kind, arguments.rank, arguments.port)
         return 0
+    if arguments.link and MARK not in os.environ:
+        script = f"ip link set lo up && tc qdisc replace dev lo root tbf rate {arguments.link} burst 4mb latency 20ms"
+        command = ["unshare", "--net", "sh", "-c", f'{script} && exec "$@"', "sh", sys.executable, *sys.argv]
+        return subprocess.run(command, env={**os.environ, MARK: "1"}, check=False).returncode  # noqa: S603 -- our own
     began = time.monotonic()
-    others = [kind for kind in ("gloo", "sockets") if kind not in arguments.without.split(",")]
+    others = [kind for kind in OTHERS if kind not in arguments.without.split(",")]
     sizes = [int(mib) for mib in arguments.mib.split(",")]
     print(f"# Several connections on a fast link, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{' '.join(['python', *sys.argv])}` at commit {commit()}, {machine()}, {os.cpu_count()} cores,")
