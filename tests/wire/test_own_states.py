@@ -16,7 +16,8 @@ from tests.support.elastic_scripts import ends_in
 
 FEATURES, STEPS = 12, 12
 PROGRAM = """
-import json, os, random, signal, sys
+import json, os, random, signal, sys, time
+from pathlib import Path
 import numpy as np
 import multiring.adapters as ma
 from multiring._frontend.elastic.peer_copies import PeerCopies
@@ -44,8 +45,18 @@ def wait_for_copies():
 
 def act(where):
     number = acts.get(f"{{born}} {{where}}")
-    if number is not None:
-        os.kill(os.getpid(), number)
+    if number is None:
+        return
+    others = [each for each in acts if each.endswith(f" {{where}}") and int(each.split()[0]) != born]
+    for each in others:  # at the same moment: a rank that is killed later may have given its state to another holder
+        other, place = int(each.split()[0]), Path(f"pid-{{born}}-{{where}}")
+        place.write_text(str(os.getpid()))
+        if born > other:
+            time.sleep(600)
+        while not (found := Path(f"pid-{{other}}-{{where}}")).exists() or not found.read_text():
+            time.sleep(0.01)
+        os.kill(int(found.read_text()), number)
+    os.kill(os.getpid(), number)
 
 
 def part(rank, size):
