@@ -45,7 +45,8 @@ def test_lost_ranks_are_replaced_and_the_job_goes_on_without_a_lost_node(cluster
     assert sorted(rank for _, rank, *_ in told) == [0, 1, 2, 3], err
     assert all(is_right for _, _, is_right, _ in told), (told, err)
     assert "rank 6 is started as a newcomer on node 1 (host1)" in err
-    assert "node 2 (host2) was lost" in err
+    # The ranks may hear of the loss, and end the job, before the launcher does: then it is told with the job's end.
+    assert "node 2 (host2) was lost" in err or "its host was lost" in err, err
 
 
 def test_scancel_ends_the_job_and_sigterm_to_a_rank_does_not(cluster: SlurmCluster) -> None:
