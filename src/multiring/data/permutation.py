@@ -105,7 +105,7 @@ class Permutation:
             result[begin : begin + _BLOCK] = block
         return result
 
-    # Python 3.11's `cached_property` has one lock for all objects, which could be taken for ever in a fork.
+    # Python 3.11's `cached_property` has one lock for all objects, which a fork could find taken, without an end.
 
     def _table(self) -> Numbers:
         """Return the numbers by place, int64 (length,)."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.program_cases import CASES, STEPS, apart, is_close
@@ -70,11 +71,11 @@ def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
     assert is_close(ours, theirs, 3), apart(ours, theirs)
 
 
-def test_torchrun_needs_the_name_alone() -> None:
-    """The program needs no import of multiring and no variable in the environment."""
+def told_by_torchrun(*words: str) -> Any:
+    """Run a program on two ranks by torchrun, and return the JSON in its last line."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, str(PROGRAMS / "ddp.py"), "--backend", "multiring", "--steps", str(STEPS)],
+        [*torchrun, *words],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -82,7 +83,13 @@ def test_torchrun_needs_the_name_alone() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == forked_losses("ddp.py", 2, "--steps", str(STEPS), backend="gloo")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_torchrun_needs_the_name_alone() -> None:
+    """The program needs no import of multiring and no variable in the environment."""
+    told = told_by_torchrun(str(PROGRAMS / "ddp.py"), "--backend", "multiring", "--steps", str(STEPS))
+    assert told == forked_losses("ddp.py", 2, "--steps", str(STEPS), backend="gloo")
 
 
 @pytest.mark.parametrize(("kind", "victim"), [("ddp", 0), ("fsdp2", 1)])
@@ -91,22 +98,13 @@ def test_torchrun_starts_a_job_again_from_its_checkpoint(kind: str, victim: int,
     folders = [tmp_path / name for name in ("whole", "restarted")]
     for each in folders:
         each.mkdir()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "--max-restarts", "1", str(RESTARTED), kind, str(folders[1]), str(victim)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    restarted = told_by_torchrun("--max-restarts", "1", str(RESTARTED), kind, str(folders[1]), str(victim))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     start = Start(alone=True, environments=tuple(environment_of(rank, 2, store.port) for rank in range(2)))
     whole = run_script(RESTARTED, 2, kind, str(folders[0]), "-1", process=FORKED, start=start, deadline_s=300.0)
-    first, again = (json.loads(text.splitlines()[-1]) for text in (whole[0][1], done.stdout))
-    assert (first["began"], again["began"]) == (0, 5)
-    assert first["losses"] == again["losses"]
+    first = json.loads(whole[0][1].splitlines()[-1])
+    assert (first["began"], restarted["began"]) == (0, 5)
+    assert first["losses"] == restarted["losses"]
     assert len(set(first["losses"])) == 12
 
 

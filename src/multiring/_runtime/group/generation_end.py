@@ -8,11 +8,11 @@ lock that another thread of the rank held at the fork is never released, so oper
 one.
 """
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
 
+from multiring._forks import begun_in_forks
 from multiring._native import Context, SharedSlots
 from multiring.errors import MultiringError, PeerLostError, StateError
 
@@ -36,7 +36,7 @@ class GenerationEnd:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
-        _known.add(self)
+        begun_in_forks(self)
 
     def when_over(self, listener: Callable[[], None]) -> None:
         """Call `listener`, a bound method, once the generation is over. The registration keeps no object alive.
@@ -92,16 +92,14 @@ class GenerationEnd:
     def error(self, title: str) -> MultiringError:
         """Return the error of the operation `title`, when the generation is over."""
         if self.is_inherited:
-            return StateError(f"{title}: this process was forked from a rank; only the rank may communicate")
+            return forked(title)
         return PeerLostError(f"{title}: {self._why}; the contents of its arrays are undefined")
 
-
-_known: "weakref.WeakSet[GenerationEnd]" = weakref.WeakSet()
-
-
-def _inherit() -> None:
-    for each in _known:
-        each.is_over = each.is_inherited = True
+    def begin_in_fork(self) -> None:
+        """End the generation in a process that was forked from the rank."""
+        self.is_over = self.is_inherited = True
 
 
-os.register_at_fork(after_in_child=_inherit)
+def forked(title: str) -> StateError:
+    """Return the error of the operation `title` in a process that was forked from a rank."""
+    return StateError(f"{title}: this process was forked from a rank; only the rank may communicate")

@@ -99,7 +99,7 @@ class Group(Collectives):
 
         Such a caller also lays out the memory.
         """
-        # Python 3.11's `cached_property` has one lock for all groups, which could be taken for ever in a fork.
+        # Python 3.11's `cached_property` has one lock for all groups, which a fork could find taken, without an end.
         if self._known_sizes is None:
             self._known_sizes = KnownSizes(self._calls, self._row_calls)
         return self._known_sizes

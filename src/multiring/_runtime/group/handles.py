@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from multiring._native import Context, FaultKind, Holdings, Lowering, Operation, OperationSpec
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.events import STEPS
-from multiring._runtime.group.generation_end import GenerationEnd
+from multiring._runtime.group.generation_end import GenerationEnd, forked
 from multiring._runtime.named.signature_text import shown
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 
@@ -469,7 +469,7 @@ class ChainedHandle(Waiter):
 def _refuse_fork(process: int, title: str) -> None:
     """Raise StateError in a fork of `process`: the thread that ends the operation, or has its lock, is not there."""
     if os.getpid() != process:
-        raise StateError(f"{title}: this process was forked from a rank; only the rank may communicate")
+        raise forked(title)
 
 
 _ABORTED = " aborted the group"  # in the native core's text

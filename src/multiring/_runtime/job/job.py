@@ -7,12 +7,12 @@ import atexit
 import os
 import platform
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
+from multiring._forks import ForkSafeLock
 from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rank_process import RankPosition
 from multiring._runtime.engines.mpi_library import end_despite_mpi
@@ -40,7 +40,7 @@ class _Current:
     """The current World of this process, its other Worlds, and their lock."""
 
     def __init__(self) -> None:
-        self.renew_lock()
+        self.lock = ForkSafeLock()
         self.world: World | None = None
         self.intake: IntakeChannel | None = None  # set in a job that lets newcomers in
         self.is_outside = False  # whether this process is a newcomer, and is not let in yet
@@ -50,10 +50,6 @@ class _Current:
         self.was_left = False  # whether this process has left a job before
         self.listeners: list[Callable[[], None]] = []
 
-    def renew_lock(self) -> None:
-        """Make the lock anew, for a fork: another thread of the parent may have it, which the fork does not have."""
-        self.lock = threading.Lock()
-
     def tell(self) -> None:
         """Call all listeners, after this process has joined or left its job."""
         for listener in self.listeners:
@@ -61,7 +57,6 @@ class _Current:
 
 
 _current = _Current()
-os.register_at_fork(after_in_child=_current.renew_lock)
 
 
 def when_changed(listener: Callable[[], None]) -> None:
